@@ -1,0 +1,1 @@
+"""The outside world behind the ports: one third-party library per module."""

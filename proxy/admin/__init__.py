@@ -1,0 +1,1 @@
+"""What operators see: health now; API, metrics and UI join here."""

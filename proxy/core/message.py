@@ -1,0 +1,111 @@
+"""What the core knows of a conversation: messages, and the units and spans they form.
+
+A dialect builds these records from a provider's bytes; the core never sees a provider's schema. Indices
+are positions in the list at hand, and every range is half-open.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+PRIVILEGED_ROLES = frozenset({"system", "developer"})
+
+
+class Span(NamedTuple):
+    """A half-open range `[start, stop)` of message indices."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call that an assistant message makes.
+
+    Attributes:
+        id: The call's id as sent; empty for the legacy `function_call`. Ids may be reused in a conversation.
+        name: The tool's name.
+        arguments: The arguments as sent, usually JSON text.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Content that is not text: an image, audio, a file, or a kind we do not know.
+
+    Attributes:
+        kind: The dialect's name for it, such as `image_url`.
+        payload: SHA-256 of what it carries (DESIGN.md §5.3).
+        at: Offset in the message's text, in characters, where it stands.
+    """
+
+    kind: str
+    payload: bytes
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation.
+
+    Attributes:
+        role: The role as sent.
+        text: All text content, joined; empty when there is none.
+        parts: Content that is not text, in order.
+        refusal: An assistant's refusal text.
+        name: The optional participant name.
+        calls: Tool calls made, in order.
+        answers: Ids of the calls that this message answers; one for a chat `tool` message.
+        raw: The client's own bytes; empty for a message of ours that no dialect has written yet.
+        digest: Canonical SHA-256 of the content (`core.digest`), 32 bytes; empty until computed.
+        tokens: Estimated tokens, framing included, before calibration.
+    """
+
+    role: str
+    text: str = ""
+    parts: tuple[Part, ...] = ()
+    refusal: str = ""
+    name: str = ""
+    calls: tuple[Call, ...] = ()
+    answers: tuple[str, ...] = ()
+    raw: bytes = b""
+    digest: bytes = b""
+    tokens: int = 0
+
+    @property
+    def privileged(self) -> bool:
+        """Whether the message instructs the model: never covered, never summarised, never stored."""
+        return self.role in PRIVILEGED_ROLES
+
+    @property
+    def empty(self) -> bool:
+        """Whether the message says nothing at all, which most providers refuse from an assistant."""
+        return not (self.text or self.parts or self.refusal or self.calls)
+
+
+def units(messages: Sequence[Message]) -> Iterator[Span]:
+    """Cut a list into its units: the smallest runs that may be removed without orphaning a tool result.
+
+    A unit is one plain message, or a message with calls and every answer that directly follows it. The
+    units cover the list in order.
+    """
+    start = 0
+    while start < len(messages):
+        stop = start + 1
+        if messages[start].calls:
+            while stop < len(messages) and messages[stop].answers:
+                stop += 1
+        yield Span(start, stop)
+        start = stop
+
+
+def latest_user(messages: Sequence[Message]) -> int | None:
+    """Index of the last user message, or None. A user-role message that only answers calls does not count."""
+    for index in range(len(messages) - 1, -1, -1):
+        if messages[index].role == "user" and not messages[index].answers:
+            return index
+    return None

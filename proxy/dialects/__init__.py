@@ -1,0 +1,1 @@
+"""Wire formats: bytes to core records and back, one module per format."""

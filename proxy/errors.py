@@ -1,0 +1,67 @@
+"""The errors of our own, as a tree, and how a client sees them.
+
+ProxyError
+├── ConfigError               the configuration cannot be used; the process ends with exit code 2
+├── RequestRefused            the one asking is at fault; answered with its own 4xx status
+├── UpstreamError             the relayed call failed; answered with 502 or 504
+└── CompactionError           our own trouble: never reaches a client, the request goes on (fail-open)
+    ├── Unreadable            the body is nothing we can rewrite
+    ├── SummaryFailed         the summary model gave nothing usable
+    └── StoreUnavailable      the store cannot be read or written
+"""
+
+import json
+
+
+class ProxyError(Exception):
+    """Anything we raise on purpose."""
+
+
+class ConfigError(ProxyError):
+    """The configuration cannot be used. The message is one line, ready for stderr."""
+
+
+class RequestRefused(ProxyError):  # noqa: N818 - it names what happened, not a fault of ours
+    """The request cannot be served, and that is the client's to mend."""
+
+    def __init__(self, status: int, message: str, code: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class UpstreamError(ProxyError):
+    """The upstream could not be reached (502) or did not answer in time (504)."""
+
+    def __init__(self, status: int, message: str, code: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class CompactionError(ProxyError):
+    """Compaction did not work out; `reason` is a short kebab-case word for headers, events and metrics."""
+
+    def __init__(self, reason: str, message: str = "") -> None:
+        super().__init__(message or reason)
+        self.reason = reason
+
+
+class Unreadable(CompactionError):  # noqa: N818
+    """The body is not a request that we could rewrite; the upstream judges it."""
+
+
+class SummaryFailed(CompactionError):  # noqa: N818
+    """The summary model failed, or what it wrote cannot be used."""
+
+
+class StoreUnavailable(CompactionError):  # noqa: N818
+    """The store cannot be used right now."""
+
+
+def openai_error(error: RequestRefused | UpstreamError) -> bytes:
+    """The error as a body in OpenAI's shape."""
+    kind = "invalid_request_error" if isinstance(error, RequestRefused) else "upstream_error"
+    return json.dumps(
+        {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}
+    ).encode()

@@ -1,0 +1,24 @@
+"""The one place that may catch broadly.
+
+It stands at three boundaries only: the compaction stage, background jobs, and the tokenizer. There our own
+trouble, whatever it is, must not become the client's.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def contained(report: Callable[[BaseException], None]) -> Iterator[None]:
+    """Run a block whose failure is reported and then forgotten.
+
+    Cancellation and the end of the process pass. Everything else is contained, down to the tokenizer's
+    `PanicException`, which derives from BaseException (pyo3).
+    """
+    try:
+        yield
+    except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - the one broad except, see above
+        report(error)

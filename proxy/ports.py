@@ -1,0 +1,134 @@
+"""What the use cases ask of the outside world. Adapters implement these; tests run one contract suite on each."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One value to be kept.
+
+    Attributes:
+        key: Where; records that are read or committed together share the part of their key in `{}`.
+        value: An envelope (`proxy.records`), opaque to a store.
+        ttl_s: Seconds until it is forgotten; reading it does not prolong it.
+    """
+
+    key: str
+    value: bytes
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line to be added to a bounded list.
+
+    Attributes:
+        key: Which list.
+        value: The line, opaque to a store.
+        ttl_s: Seconds until the whole list is forgotten, counted from its newest line.
+        keep: Number of newest lines that stay.
+    """
+
+    key: str
+    value: bytes
+    ttl_s: float
+    keep: int
+
+
+class Store(Protocol):
+    """Where derived data is kept. Losing it costs a summary, never an answer.
+
+    Every method raises `StoreUnavailable` when the store cannot do what was asked, and may take as long as
+    the store takes: deadlines are the caller's.
+    """
+
+    async def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        """The values under `keys`, in their order; None for what is absent or expired."""
+        ...
+
+    async def commit(self, claim: Record, also: Sequence[Record | Entry] = ()) -> bytes:
+        """Write everything, all or nothing, unless `claim.key` is taken.
+
+        Returns the value that now stands under `claim.key`: ours, or the one that was there first, in which
+        case nothing was written. So whoever commits first decides the bytes that all use.
+        """
+        ...
+
+    async def write(self, items: Sequence[Record | Entry]) -> None:
+        """Write everything, all or nothing, over what was there."""
+        ...
+
+    async def tail(self, key: str, limit: int) -> list[bytes]:
+        """The newest `limit` lines of a list, oldest first."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of files and connections. Calling it twice does no harm."""
+        ...
+
+
+class TokenCounter(Protocol):
+    """Counts the tokens of a text. Never fails: what cannot be counted is estimated from its length."""
+
+    def count(self, text: str, model: str) -> int:
+        """Tokens of `text` for `model`, before calibration. Thread-safe; about one second per megabyte."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryCall:
+    """One request to a summary model.
+
+    Attributes:
+        url: Absolute URL of a chat completions endpoint.
+        headers: Credentials and whatever else the call needs.
+        model: The model's name.
+        system: Instructions; byte-identical in every call of a strategy, so that the provider's cache hits.
+        prompt: The data to summarise, fenced.
+        max_tokens: Upper bound for the answer.
+        temperature: 0..2, or None to leave it out.
+    """
+
+    url: str
+    headers: Mapping[str, str]
+    model: str
+    system: str
+    prompt: str
+    max_tokens: int
+    temperature: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryAnswer:
+    """What a summary model said, not yet validated.
+
+    Attributes:
+        text: The answer's text; empty if there was none.
+        finish_reason: As the provider named it; empty if it did not.
+        called_tools: Whether it tried to call a tool.
+        refused: Whether it carried a refusal.
+        prompt_tokens: From `usage`; 0 if unknown.
+        completion_tokens: From `usage`; 0 if unknown.
+    """
+
+    text: str
+    finish_reason: str = ""
+    called_tools: bool = False
+    refused: bool = False
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class SummaryModel(Protocol):
+    """A model that writes summaries."""
+
+    async def ask(self, call: SummaryCall) -> SummaryAnswer:
+        """One answer, without retries beyond one for a refused parameter.
+
+        Raises:
+            SummaryFailed: The model could not be asked, or what came back is no chat completion. Its
+                `reason` is one of `http-NNN`, `unknown-model`, `unreachable`, `garbage`.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""The relay: bytes in, bytes out, as pure ASGI."""
