@@ -1,0 +1,180 @@
+"""Checkpoints: what a round replaced, and when it may stand for what a client sends.
+
+A checkpoint is found by the outline digest of the prefix it covers. Before it is applied, the exact digest
+must match too, or every difference must be a tool result that the client has since cleared or shortened.
+So a wrong, stale or shared identity is a miss, never a leak. Indices count non-privileged messages.
+"""
+
+import hashlib
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.core.digest import chain
+from proxy.core.message import Message, Span, latest_user
+
+# A result that the client has cleared may leave a notice of this many characters in its place.
+CLEARED_CHARACTERS = 256
+# A result that the client has shortened still begins with this many of its characters.
+HEAD_CHARACTERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A covered tool result, remembered well enough to know it again when it has been shortened.
+
+    Attributes:
+        index: Its index.
+        digest: The message's digest, 32 bytes.
+        head: SHA-256 of its first characters, 32 bytes.
+        characters: Length of its text.
+    """
+
+    index: int
+    digest: bytes
+    head: bytes
+    characters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One round, immutable.
+
+    Attributes:
+        strategy: Name of the strategy that made it.
+        conversation: The conversation it was made in, `c_…`.
+        round: 1 for the first of a chain.
+        length: Number of messages that it covers or keeps: it speaks of `[0, length)`.
+        exact: Chained digest of those messages, 32 bytes.
+        results: The tool results among the covered ones.
+        spans: What is replaced, sorted and disjoint.
+        stand_ins: What each span is replaced by; None leaves nothing.
+        summary: The text that the summary model wrote, for the next round to integrate.
+        tokens_before: Calibrated size of the request that it was made for.
+        tokens_after: Calibrated size of what was forwarded instead.
+    """
+
+    strategy: str
+    conversation: str
+    round: int
+    length: int
+    exact: bytes
+    results: tuple[Result, ...]
+    spans: tuple[Span, ...]
+    stand_ins: tuple[Message | None, ...]
+    summary: str
+    tokens_before: int
+    tokens_after: int
+
+    def covers(self, index: int) -> bool:
+        """Whether the message at `index` has been replaced."""
+        return any(span.start <= index < span.stop for span in self.spans)
+
+
+def _head(text: str) -> bytes:
+    return hashlib.sha256(text[:HEAD_CHARACTERS].encode("utf-8", "surrogatepass")).digest()
+
+
+def exact_digest(messages: Iterable[Message]) -> bytes:
+    """Chained digest of all the messages given, 32 bytes."""
+    return chain(message.digest for message in messages)[-1]
+
+
+def covered_results(messages: Sequence[Message], spans: Iterable[Span]) -> tuple[Result, ...]:
+    """What to remember of the tool results inside the spans."""
+    return tuple(
+        Result(index, messages[index].digest, _head(messages[index].text), len(messages[index].text))
+        for span in spans
+        for index in range(span.start, span.stop)
+        if messages[index].answers
+    )
+
+
+def _known(result: Result, message: Message) -> bool:
+    """Whether the message is the remembered result, as it was, cleared or shortened."""
+    if message.digest == result.digest:
+        return True
+    characters = len(message.text)
+    return characters < result.characters and (
+        characters <= CLEARED_CHARACTERS or _head(message.text) == result.head
+    )
+
+
+def _same_prefix(checkpoint: Checkpoint, messages: Sequence[Message]) -> bool:
+    """Whether the covered prefix is the one that the checkpoint was made of, shortened results allowed."""
+    results = {result.index: result for result in checkpoint.results}
+    for index, message in enumerate(messages[: checkpoint.length]):
+        result = results.get(index)
+        if result is not None and not _known(result, message):
+            return False
+    restored = (
+        results[index].digest if index in results else message.digest
+        for index, message in enumerate(messages[: checkpoint.length])
+    )
+    return chain(restored)[-1] == checkpoint.exact
+
+
+def stands(checkpoint: Checkpoint, messages: Sequence[Message]) -> bool:
+    """Whether a checkpoint may be applied to these non-privileged messages.
+
+    It may if it covers their prefix and not their latest user message, which is never hidden from the model.
+    """
+    if not 0 < checkpoint.length <= len(messages):
+        return False
+    latest = latest_user(messages)
+    if latest is not None and checkpoint.covers(latest):
+        return False
+    return _same_prefix(checkpoint, messages)
+
+
+def deepest(found: Iterable[Checkpoint | None], messages: Sequence[Message]) -> Checkpoint | None:
+    """The checkpoint that covers most and may be applied."""
+    candidates = sorted((each for each in found if each), key=lambda each: each.length, reverse=True)
+    return next((each for each in candidates if stands(each, messages)), None)
+
+
+def to_fields(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The checkpoint as JSON values, for an envelope."""
+    return {
+        "strategy": checkpoint.strategy,
+        "conversation": checkpoint.conversation,
+        "round": checkpoint.round,
+        "length": checkpoint.length,
+        "exact": checkpoint.exact.hex(),
+        "results": [
+            [each.index, each.digest.hex(), each.head.hex(), each.characters] for each in checkpoint.results
+        ],
+        "spans": [list(span) for span in checkpoint.spans],
+        "stand_ins": [
+            each and [each.role, b64encode(each.raw).decode(), each.tokens] for each in checkpoint.stand_ins
+        ],
+        "summary": checkpoint.summary,
+        "tokens": [checkpoint.tokens_before, checkpoint.tokens_after],
+    }
+
+
+def from_fields(fields: Mapping[str, Any]) -> Checkpoint | None:
+    """The checkpoint that `to_fields` gave, or None if these are not its fields."""
+    try:
+        return Checkpoint(
+            strategy=str(fields["strategy"]),
+            conversation=str(fields["conversation"]),
+            round=int(fields["round"]),
+            length=int(fields["length"]),
+            exact=bytes.fromhex(fields["exact"]),
+            results=tuple(
+                Result(int(index), bytes.fromhex(digest), bytes.fromhex(head), int(characters))
+                for index, digest, head, characters in fields["results"]
+            ),
+            spans=tuple(Span(int(start), int(stop)) for start, stop in fields["spans"]),
+            stand_ins=tuple(
+                each and Message(role=each[0], raw=b64decode(each[1]), tokens=int(each[2]))
+                for each in fields["stand_ins"]
+            ),
+            summary=str(fields["summary"]),
+            tokens_before=int(fields["tokens"][0]),
+            tokens_after=int(fields["tokens"][1]),
+        )
+    except (KeyError, ValueError, TypeError, IndexError):
+        return None

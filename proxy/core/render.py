@@ -1,0 +1,55 @@
+"""From spans and stand-ins to the list that is forwarded, and the text of a stand-in."""
+
+from collections.abc import Sequence
+
+from proxy.core.message import Message, Span
+from proxy.core.policy import Policy
+
+
+def render(
+    messages: Sequence[Message], spans: Sequence[Span], stand_ins: Sequence[Message | None]
+) -> tuple[Message, ...]:
+    """The effective list: each span replaced by its stand-in.
+
+    `messages` is the client's whole list; spans count its non-privileged messages. Privileged messages are
+    always the current request's: those inside a span move up behind the leading ones, in their order.
+    """
+    head: list[Message] = []
+    rest: list[Message] = []
+    index = 0
+    for message in messages:
+        at = next((k for k, span in enumerate(spans) if span.start <= index < span.stop), None)
+        if message.privileged:
+            inside = at is not None and spans[at].start < index
+            (head if inside or not rest else rest).append(message)
+            continue
+        if at is None:
+            rest.append(message)
+        elif index == spans[at].start and (stand_in := stand_ins[at]) is not None:
+            rest.append(stand_in)
+        index += 1
+    return (*head, *rest)
+
+
+def excerpt(text: str, share: float, handle: str) -> str:
+    """Head and tail of a text, together about `share` (0..1) of it, and between them what is missing."""
+    half = max(1, int(len(text) * share / 2))
+    missing = len(text) - 2 * half
+    if missing <= 0:
+        return text
+    return f"{text[:half]}\n[… {missing:,} characters of {handle} left out …]\n{text[-half:]}"
+
+
+def stand_in_text(policy: Policy, number: int, task: str, summary: str) -> str:
+    """The stand-in of a round: heading and task are ours and verbatim, the rest is the summary model's.
+
+    An empty `task` is left out: it still stands in the conversation itself.
+    """
+    parts = [policy.heading.format(round=number)]
+    if task:
+        parts.append(f"### Original Task\n{task}")
+    parts.append(summary)
+    if number > 1:
+        rounds = "round" if number == 2 else "rounds"
+        parts.append(f"This summary incorporates context from {number - 1} previous compaction {rounds}.")
+    return "\n\n".join(parts)

@@ -1,0 +1,90 @@
+"""Making a list valid that we are about to rewrite. A list that needs no rewriting is never repaired."""
+
+from collections.abc import Iterator, Sequence
+
+from proxy.core.message import Message, units
+
+NO_RESPONSE = "Tool no response"
+UNDERSTOOD = "Understood."
+GO_ON = "Please go on."
+
+
+def _answered(unit: Sequence[Message]) -> Iterator[Message]:
+    """The calling message, then one answer for each of its calls.
+
+    Pairing is by position: ids may be reused within a conversation, so an answer belongs to the calls that
+    it directly follows. A second answer to the same call and an answer to no call are dropped.
+    """
+    caller, *answers = unit
+    yield caller
+    open_calls = [call.id for call in caller.calls]
+    for answer in answers:
+        matched = [each for each in answer.answers if each in open_calls]
+        if not matched:
+            continue
+        for each in matched:
+            open_calls.remove(each)
+        yield answer
+    legacy = len(caller.calls) == 1 and not caller.calls[0].id
+    for each in open_calls:
+        role = "function" if legacy else "tool"
+        yield Message(
+            role=role, text=NO_RESPONSE, name=caller.calls[0].name if legacy else "", answers=(each,)
+        )
+
+
+def repair(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The list with calls answered, orphaned results dropped and empty assistant messages dropped.
+
+    Privileged messages between a call and its results move before the call.
+    """
+    repaired: list[Message] = []
+    ordered = _privileged_first(messages)
+    for unit in units(ordered):
+        run = ordered[unit.start : unit.stop]
+        if run[0].calls:
+            repaired.extend(_answered(run))
+        elif run[0].answers or (run[0].role == "assistant" and run[0].empty):
+            continue
+        else:
+            repaired.append(run[0])
+    return tuple(repaired)
+
+
+def _privileged_first(messages: Sequence[Message]) -> list[Message]:
+    """The list with privileged messages moved out of the gap between a call and its results."""
+    ordered: list[Message] = []
+    for message in messages:
+        if message.answers and ordered and ordered[-1].privileged:
+            at = len(ordered)
+            while at and ordered[at - 1].privileged:
+                at -= 1
+            if at and (ordered[at - 1].calls or ordered[at - 1].answers):
+                moved = ordered[at:]
+                del ordered[at:]
+                caller = at - 1
+                while caller and not ordered[caller].calls:
+                    caller -= 1
+                ordered[caller:caller] = moved
+        ordered.append(message)
+    return ordered
+
+
+def alternate(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The list for a backend that demands user and assistant in turn, beginning with user.
+
+    Two user messages get an acknowledging assistant message between them, two assistant messages a
+    one-line user message. Privileged messages and tool results are left where they are.
+    """
+    made: list[Message] = []
+    last = "assistant"
+    for message in messages:
+        if message.role in {"user", "assistant"}:
+            if message.role == last:
+                filler = ("assistant", UNDERSTOOD) if last == "user" else ("user", GO_ON)
+                made.append(Message(role=filler[0], text=filler[1]))
+            last = message.role
+        elif message.answers:
+            last = "user"
+        made.append(message)
+    return tuple(made)

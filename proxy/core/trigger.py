@@ -1,0 +1,76 @@
+"""When to compact: rows of thresholds. Rows are alternatives; the fields of one row must all be reached."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxy.core.budget import Budget
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One alternative. A field that is None does not count; a field that is 0 switches the row off.
+
+    Attributes:
+        tokens: Tokens of the effective list.
+        percent: The same, in percent of the usable tokens.
+        percent_of_window: The same, in percent of the window.
+        messages: Messages gained since the last round.
+        turns: Turns gained since the last round.
+        iterations: Iterations (assistant messages) gained since the last round.
+    """
+
+    tokens: int | None = None
+    percent: float | None = None
+    percent_of_window: float | None = None
+    messages: int | None = None
+    turns: int | None = None
+    iterations: int | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether the row can fire at all."""
+        sizes = (self.tokens, self.percent, self.percent_of_window)
+        counts = (self.messages, self.turns, self.iterations)
+        given = [field for field in (*sizes, *counts) if field is not None]
+        return bool(given) and all(given)
+
+    def token_mark(self, budget: Budget) -> int:
+        """Tokens at which the token fields are all reached; 0 if the row has none."""
+        return max(
+            self.tokens or 0,
+            int(budget.usable * (self.percent or 0) / 100),
+            int(budget.window * (self.percent_of_window or 0) / 100),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Gained:
+    """What a conversation has gained since its last round, in counts."""
+
+    messages: int
+    turns: int
+    iterations: int
+
+
+def automatic(rows: Sequence[Row]) -> bool:
+    """Whether anything may compact on its own: with no active row, not even overflow recovery does."""
+    return any(row.active for row in rows)
+
+
+def mark(rows: Sequence[Row], budget: Budget) -> int | None:
+    """T: the fewest tokens at which a row can fire; 0 if one asks for counts only, None if none is active."""
+    return min((row.token_mark(budget) for row in rows if row.active), default=None)
+
+
+def fired(rows: Sequence[Row], tokens: int, gained: Gained, budget: Budget) -> Row | None:
+    """The first row that is reached, or None. `tokens` is the size of the effective list."""
+    for row in rows:
+        if (
+            row.active
+            and tokens >= row.token_mark(budget)
+            and gained.messages >= (row.messages or 0)
+            and gained.turns >= (row.turns or 0)
+            and gained.iterations >= (row.iterations or 0)
+        ):
+            return row
+    return None
