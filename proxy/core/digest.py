@@ -65,7 +65,7 @@ def _digest(message: Message, content: Iterable[bytes]) -> bytes:
         b"".join(calls),
         b"".join(map(_field, message.answers)),
     )
-    return hashlib.sha256(VERSION + b"".join(map(_field, fields))).digest()
+    return hashlib.sha256(VERSION + b"".join([_field(field) for field in fields])).digest()
 
 
 def message_digest(message: Message) -> bytes:

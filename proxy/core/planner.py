@@ -29,9 +29,8 @@ class Plan:
 def _without(span: Span, index: int | None) -> tuple[Span, ...]:
     """The span less one index, as the one or two spans that remain."""
     if index is None or not span.start <= index < span.stop:
-        parts = (span,)
-    else:
-        parts = (Span(span.start, index), Span(index + 1, span.stop))
+        return (span,)
+    parts = (Span(span.start, index), Span(index + 1, span.stop))
     return tuple(part for part in parts if part.start < part.stop)
 
 

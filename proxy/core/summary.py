@@ -56,7 +56,7 @@ def prompt(messages: Sequence[Message], shape: SummaryShape, task: str, earlier:
 
 
 def clean(text: str) -> str:
-    """The model's text without control characters, chat-template marks and a heading that is ours to write."""
+    """The text without control characters, chat-template marks and a heading that is ours to write."""
     seen = _UNSEEN.sub("", text.replace("\r\n", "\n")).replace("<|", "< |")
     return _OWN_HEADING.sub("", seen).strip()
 

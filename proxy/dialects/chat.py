@@ -1,0 +1,103 @@
+"""The chat completions wire: a request body to core records and back.
+
+There is no schema here. What we do not understand survives because it is never decoded into anything but
+itself, and what is forwarded is the client's own body with only the value of `messages` replaced.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.core.message import Message
+from proxy.dialects.chat_message import compose
+from proxy.dialects.slices import Slice, elements, members
+from proxy.errors import Unreadable
+
+# Members that a provider turns into prompt tokens beside the messages.
+PROMPT_MEMBERS = ("tools", "functions", "response_format")
+
+# An unescaped `"model"` can only be a key: inside a string its quotes would be escaped.
+_MODEL = re.compile(rb'(?<!\\)"model"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_MEDIA = (b'"image_url"', b'"input_audio"', b'"file"', b'"video_url"')
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A request body, cut up.
+
+    Attributes:
+        raw: The client's bytes.
+        place: Where in them the value of `messages` stands.
+        messages: Each message's bytes.
+        model: The model asked for; empty if the body names none.
+        max_output: Largest output asked for, in tokens; None if the body does not say.
+        prompt_members: The JSON of tools and the like, which count as prompt tokens.
+    """
+
+    raw: bytes
+    place: Slice
+    messages: tuple[bytes, ...]
+    model: str
+    max_output: int | None
+    prompt_members: tuple[str, ...]
+
+
+def models_named(raw: bytes) -> set[str]:
+    """Every model that the body could mean, found without parsing; empty if none was found.
+
+    A nested key of the same name may add one, so the set holds the right one and perhaps more.
+    """
+    return {found.decode("utf-8", "replace") for found in _MODEL.findall(raw)}
+
+
+def has_media(raw: bytes) -> bool:
+    """Whether the body may hold parts whose tokens its bytes do not bound."""
+    return any(kind in raw for kind in _MEDIA)
+
+
+def read(raw: bytes) -> Body:
+    """Cut a request body up.
+
+    Raises:
+        Unreadable: It is no chat request that we could rewrite: `not-json`, `duplicate-keys`,
+            `no-messages`, `too-deep`.
+    """
+    try:
+        found = members(raw)
+        place = found.pop("messages", None)
+        messages = elements(raw[place.start : place.stop]) if place else ()
+    except RecursionError:
+        raise Unreadable("too-deep") from None
+    if place is None or not messages or not all(message.startswith(b"{") for message in messages):
+        raise Unreadable("no-messages")
+    rest = {key: raw[at.start : at.stop] for key, at in found.items()}
+    model = _small(rest.get("model"))
+    return Body(
+        raw=raw,
+        place=place,
+        messages=messages,
+        model=model if isinstance(model, str) else "",
+        max_output=_max_output(rest),
+        prompt_members=tuple(rest[key].decode("utf-8", "replace") for key in PROMPT_MEMBERS if key in rest),
+    )
+
+
+def _max_output(rest: Mapping[str, bytes]) -> int | None:
+    asked = (_small(rest.get(key)) for key in ("max_completion_tokens", "max_tokens"))
+    return next((each for each in asked if type(each) is int and each > 0), None)
+
+
+def _small(raw: bytes | None) -> Any:
+    """The value of a small member; None if it is absent or cannot be read."""
+    try:
+        return None if raw is None else json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+
+
+def write(body: Body, messages: Sequence[Message]) -> bytes:
+    """The client's body with other messages; every other byte is its own."""
+    joined = b",".join(message.raw or compose(message) for message in messages)
+    return b"".join((body.raw[: body.place.start], b"[", joined, b"]", body.raw[body.place.stop :]))

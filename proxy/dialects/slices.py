@@ -1,0 +1,125 @@
+"""JSON as slices: where the members of an object and the elements of an array stand, as bytes.
+
+Values are checked to be JSON but never built, so whatever they hold survives: big integers, duplicate keys
+inside them, the order of keys, white space. msgspec does it fast; what it refuses although JSON allows it
+(lone surrogates) is done by the standard decoder.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from proxy.errors import Unreadable
+
+_KEY = re.compile(rb'\s*"(?:[^"\\]|\\.)*"\s*:\s*')
+_SPACE = re.compile(rb"\s*")
+_TEXT_SPACE = re.compile(r"[ \t\n\r]*")
+_DECODER = json.JSONDecoder()
+
+
+class Slice(NamedTuple):
+    """Byte offsets `[start, stop)` of a value."""
+
+    start: int
+    stop: int
+
+
+def members(raw: bytes) -> dict[str, Slice]:
+    """The members of a JSON object.
+
+    Raises:
+        Unreadable: `not-json`, or `duplicate-keys`.
+        RecursionError: It is nested too deeply.
+    """
+    try:
+        decoded = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return _members_slowly(raw)
+    found: dict[str, Slice] = {}
+    at = _skip(raw, 0) + 1
+    for key, value in decoded.items():
+        name = _KEY.match(raw, at)
+        start = name.end() if name else 0
+        stop = start + memoryview(value).nbytes
+        if name is None or raw[start:stop] != bytes(value):
+            raise Unreadable("duplicate-keys")
+        found[key] = Slice(start, stop)
+        at = _skip(raw, stop) + 1
+    if raw[at:].strip(b" \t\n\r}"):
+        raise Unreadable("duplicate-keys")
+    return found
+
+
+def _skip(raw: bytes, at: int) -> int:
+    space = _SPACE.match(raw, at)
+    return space.end() if space else at
+
+
+def elements(raw: bytes) -> tuple[bytes, ...]:
+    """The elements of a JSON array, each as its own bytes.
+
+    Raises:
+        Unreadable: `no-array`.
+        RecursionError: It is nested too deeply.
+    """
+    try:
+        return tuple(map(bytes, msgspec.json.decode(raw, type=list[msgspec.Raw])))
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        text = _text(raw)
+        return tuple(text[start:stop].encode() for _, start, stop in _items(text, "[]"))
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise Unreadable("not-json") from None
+
+
+def _members_slowly(raw: bytes) -> dict[str, Slice]:
+    text = _text(raw)
+    found: dict[str, Slice] = {}
+    at = offset = 0
+    for key, start, stop in _items(text, "{}"):
+        if key in found:
+            raise Unreadable("duplicate-keys")
+        first = offset + len(text[at:start].encode())
+        offset = first + len(text[start:stop].encode())
+        found[key] = Slice(first, offset)
+        at = stop
+    return found
+
+
+def _items(text: str, brackets: str) -> Iterator[tuple[str, int, int]]:
+    """Key (empty in an array) and character offsets of each item of one container."""
+    try:
+        at = _after(text, 0, brackets[0])
+        while text[at] != brackets[1]:
+            key = ""
+            if brackets == "{}":
+                key, at = _DECODER.raw_decode(text, at)
+                at = _after(text, at, ":")
+            _, stop = _DECODER.raw_decode(text, at)
+            yield key, at, stop
+            at = _space(text, stop)
+            at = _after(text, at, ",") if text[at] == "," else at
+        if text[_space(text, at + 1) :]:
+            raise Unreadable("not-json")
+    except (ValueError, IndexError):
+        raise Unreadable("no-array" if brackets == "[]" else "not-json") from None
+
+
+def _space(text: str, at: int) -> int:
+    space = _TEXT_SPACE.match(text, at)
+    return space.end() if space else at
+
+
+def _after(text: str, at: int, mark: str) -> int:
+    """The place of the next value behind a mark that must stand here."""
+    at = _space(text, at)
+    if text[at] != mark:
+        raise ValueError(mark)
+    return _space(text, at + 1)
