@@ -1,0 +1,71 @@
+"""The front door: a pure ASGI application that decides who answers a request."""
+
+from dataclasses import dataclass
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from proxy.errors import RequestRefused, UpstreamError
+from proxy.relay.exchange import send_error
+from proxy.relay.headers import refuse_loop, value
+from proxy.relay.paths import is_compacted, is_own
+
+
+async def answer_lifespan(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - ASGI's shape
+    """A life cycle in which nothing has to be done."""
+    while True:
+        event = (await receive())["type"]
+        await send({"type": f"{event}.complete"})
+        if event == "lifespan.shutdown":
+            return
+
+
+def _refuse_upgrade(scope: Scope) -> None:
+    if (value(scope["headers"], b"upgrade") or b"").lower() == b"websocket":
+        raise RequestRefused(426, "WebSockets are not relayed; use HTTP.", "websocket_not_supported")
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatcher:
+    """Hands each request to the one who answers it, and turns our errors into JSON.
+
+    Errors are expected before the response has started; later there is nothing left to say.
+
+    Attributes:
+        admin: Answers our own paths; sees `base_path` as its `root_path`.
+        chat: Answers the compacted paths.
+        blind: Answers everything else.
+        hop: The mark of this installation, 16 hex digits.
+        base_path: Where our own paths live instead of the root.
+        lifespan: Is given the server's lifespan events.
+    """
+
+    admin: ASGIApp
+    chat: ASGIApp
+    blind: ASGIApp
+    hop: str
+    base_path: str = ""
+    lifespan: ASGIApp = answer_lifespan
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or run the server's life cycle."""
+        if scope["type"] == "lifespan":
+            await self.lifespan(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close"})  # before accepting: the server answers 403
+        elif is_own(scope["path"], self.base_path):
+            root_path = scope.get("root_path", "") + self.base_path
+            await self.admin({**scope, "root_path": root_path}, receive, send)
+        else:
+            await self._relay(scope, receive, send)
+
+    async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            refuse_loop(scope["headers"], self.hop)
+            _refuse_upgrade(scope)
+            endpoint = self.chat if is_compacted(scope["method"], scope["raw_path"]) else self.blind
+            await endpoint(scope, receive, send)
+        except (RequestRefused, UpstreamError) as error:
+            await send_error(send, error)
+        except ClientDisconnect:
+            return

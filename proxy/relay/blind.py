@@ -1,0 +1,42 @@
+"""The endpoint for whatever is not compacted: streamed both ways, looked at by nobody, without a limit."""
+
+import asyncio
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope, Send
+
+from proxy.relay.exchange import Upstream, build_request, open_answer, relay_back
+from proxy.relay.headers import content_length, value
+from proxy.relay.inbound import read_body, stream_body, while_connected
+
+REPLAYABLE_BYTES = 262_144  # a body up to this size is read whole, so that it can be sent twice
+
+
+@dataclass(frozen=True, slots=True)
+class Blind:
+    """An ASGI endpoint that relays any request.
+
+    Attributes:
+        upstream: Where to.
+    """
+
+    upstream: Upstream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Relay one request.
+
+        Raises:
+            UpstreamError: There was no answer.
+            ClientDisconnect: The client left; the upstream has been hung up on.
+        """
+        length = content_length(scope["headers"])
+        if length is None and value(scope["headers"], b"transfer-encoding") is None:
+            length = 0
+        if length is not None and length <= REPLAYABLE_BYTES:
+            body = await read_body(scope, receive, REPLAYABLE_BYTES) if length else b""
+            request, ended = build_request(self.upstream, scope, body), None
+        else:
+            ended = asyncio.Event()
+            request = build_request(self.upstream, scope, stream_body(receive, ended), length)
+        async with while_connected(receive, ended):
+            await relay_back(await open_answer(self.upstream, request), send)

@@ -1,0 +1,64 @@
+"""Which requests are whose, and where they go. Pure; DESIGN.md §5.1."""
+
+from functools import lru_cache
+from urllib.parse import urlsplit
+
+COMPACTED_ENDING = b"/chat/completions"
+
+OWN_PATHS = frozenset(
+    {
+        "/livez",
+        "/readyz",
+        "/healthz",
+        "/health",
+        "/health/liveliness",
+        "/health/liveness",
+        "/health/readiness",
+        "/metrics",
+        "/v1/compact",
+    }
+)
+OWN_TREES = frozenset({"admin", "ui", "mcp"})
+
+
+def is_compacted(method: str, raw_path: bytes) -> bool:
+    """Whether a request carries a conversation that we may compact, under whatever prefix."""
+    return method == "POST" and raw_path.endswith(COMPACTED_ENDING)
+
+
+def is_own(path: str, base_path: str = "") -> bool:
+    """Whether a path is served by us and never relayed.
+
+    Args:
+        path: The decoded path, because that is what our own routes are matched by.
+        base_path: Where ours live instead of the root, such as `/compaction`; empty for the root.
+    """
+    if base_path:
+        if not path.startswith(base_path):
+            return False
+        path = path[len(base_path) :]
+    return path in OWN_PATHS or (path[:1] == "/" and path[1:].partition("/")[0] in OWN_TREES)
+
+
+@lru_cache(maxsize=64)
+def _base(base_url: str) -> tuple[str, bytes]:
+    parts = urlsplit(base_url)
+    return f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/").encode()
+
+
+def join(base_url: str, raw_path: bytes, query: bytes) -> tuple[str, bytes]:
+    """Where a client's request goes: the upstream's origin, and the request target.
+
+    The client's path is appended to the base's. If the base ends in a segment `v1` and the path starts with
+    one, it is taken once. Nothing is decoded or encoded: `%2F` stays `%2F`.
+
+    Args:
+        base_url: `upstream.base_url`; a trailing slash makes no difference.
+        raw_path: The path as the client wrote it.
+        query: The query as the client wrote it, without `?`; empty for none.
+    """
+    origin, prefix = _base(base_url)
+    if prefix.endswith(b"/v1") and (raw_path == b"/v1" or raw_path.startswith(b"/v1/")):
+        raw_path = raw_path[3:]
+    target = prefix + raw_path or b"/"
+    return origin, target + b"?" + query if query else target
