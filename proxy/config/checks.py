@@ -1,0 +1,115 @@
+"""What single values cannot tell: whether they fit together, and where the store is on this machine."""
+
+import os
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from ipaddress import ip_address
+from pathlib import Path
+
+from proxy.config.document import Place
+from proxy.config.model import Config
+from proxy.config.sections import SummarySection
+from proxy.config.values import origin
+
+WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - recognised, not bound
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+SQLITE = "sqlite:///"
+SECOND_ORIGIN = (
+    "another origin than upstream.base_url needs its own summary.api_key, "
+    "because a client's credential never goes to a second origin"
+)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is reachable from this machine only."""
+    try:
+        return host in LOOPBACK or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_ours(config: Config, url: str) -> bool:
+    """Whether a URL leads back to the address that we listen on."""
+    server = config.server
+    ours = {server.host.lower()}
+    if server.host in WILDCARDS or is_loopback(server.host):
+        ours |= LOOPBACK | WILDCARDS
+    target = origin(url)
+    return target.host in ours and target.port == server.port
+
+
+def _summary_key(config: Config, glob: str, name: str) -> Place:
+    """Where a key of a model's summary section was set."""
+    section = config.models.get(glob)
+    own = section is not None and section.summary is not None and name in section.summary.model_fields_set
+    return ("models", glob, "summary", name) if own else ("summary", name)
+
+
+def _summary_problems(config: Config, summary: SummarySection) -> Iterator[tuple[str, str]]:
+    """Each key of one effective summary section that does not fit, and why."""
+    if summary.prompt_file is not None and not os.access(summary.prompt_file, os.R_OK):
+        yield "prompt_file", "the file cannot be read"
+    if summary.base_url is None:
+        return
+    if _is_ours(config, summary.base_url):
+        yield "base_url", "this is our own address"
+    elsewhere = origin(summary.base_url) != origin(config.upstream.base_url)
+    if elsewhere and not summary.api_key.get_secret_value():
+        yield "base_url", SECOND_ORIGIN
+
+
+def problems(config: Config) -> Iterator[tuple[Place, str]]:
+    """Each place whose value does not fit the others, and why."""
+    if _is_ours(config, config.upstream.base_url):
+        yield ("upstream", "base_url"), "this is our own address: requests would go round in circles"
+    for row in config.by_glob:
+        for name, what in _summary_problems(config, row.settings.summary):
+            yield _summary_key(config, row.glob, name), what
+
+
+def warnings(config: Config) -> Iterator[str]:
+    """What works but is probably not meant; one line each."""
+    if not is_loopback(config.server.host) and not config.server.admin_key.get_secret_value():
+        yield f"server.host: {config.server.host} is open to other machines, and server.admin_key is empty"
+    if config.session.tenant == "none":
+        yield "session.tenant: none lets all clients share their conversations' summaries"
+    globs = list(config.models)
+    for index, glob in enumerate(globs):
+        earlier = next((other for other in globs[:index] if fnmatchcase(glob, other)), None)
+        if earlier is not None:
+            yield f"models.{glob}: never used, because {earlier} stands before it and matches too"
+
+
+def _data_home(environ: Mapping[str, str]) -> Path:
+    """The user's data folder.
+
+    Raises:
+        ValueError: There is none that we may write to.
+    """
+    named, home = environ.get("XDG_DATA_HOME", ""), environ.get("HOME", "")
+    if not named.startswith("/") and not home:
+        raise ValueError("HOME is not set; name a place such as sqlite:////var/lib/compaction-proxy/state.db")
+    folder = Path(named) if named.startswith("/") else Path(home, ".local", "share")
+    exists = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not os.access(exists, os.W_OK | os.X_OK):
+        raise ValueError(f"{exists} is not writable; name another place, or memory://")
+    return folder
+
+
+def store_url(config: Config, environ: Mapping[str, str]) -> str:
+    """Where the store is: `memory://`, or `sqlite:///` and an absolute path (so with four slashes).
+
+    Raises:
+        ValueError: The place depends on a home folder that is not there.
+    """
+    url = config.store.url
+    if url is None:
+        return f"{SQLITE}{_data_home(environ) / 'compaction-proxy' / 'state.db'}"
+    if not url.startswith(SQLITE):
+        return url
+    path = url.removeprefix(SQLITE)
+    if path.startswith("~/"):
+        if not environ.get("HOME"):
+            raise ValueError("~ needs HOME, which is not set")
+        path = environ["HOME"] + path[1:]
+    return f"{SQLITE}{Path(path).absolute()}"

@@ -1,0 +1,142 @@
+"""The kinds of value in a configuration: numbers, durations, addresses, and what comes later."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, get_args
+from urllib.parse import SplitResult, urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+SECONDS_OF = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+PORT_OF = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Only:
+    """Marks a key whose name is settled but which works with one value alone in this version."""
+
+    value: object
+
+    def check(self, value: object) -> object:
+        """The value, if it is the one that works."""
+        if value != self.value:
+            raise ValueError(f"this version works only with {_shown(self.value)}")
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # noqa: ANN401 - pydantic's protocol
+        """Checks after the type has been checked."""
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+
+def _shown(value: object) -> str:
+    """A value as YAML would write it."""
+    return "an empty list" if value == () else json.dumps(value)
+
+
+def _no_boolean(value: object) -> object:
+    """Refuse what YAML took for a boolean (`on`, `yes`), which would silently become the number 1."""
+    if isinstance(value, bool):
+        raise ValueError("a number is needed, not true or false")  # noqa: TRY004 - pydantic collects ValueError
+    return value
+
+
+def seconds(duration: str) -> float:
+    """Seconds in a duration such as `30d`, `12h`, `15m` or `90s`.
+
+    Raises:
+        ValueError: It is not a positive whole number and a unit.
+    """
+    found = re.fullmatch(r"([0-9]{1,9})([smhd])", duration)
+    if not found or not int(found[1]):
+        raise ValueError("a duration is a whole number and a unit: 90s, 15m, 12h or 30d")
+    return float(int(found[1]) * SECONDS_OF[found[2]])
+
+
+def _duration(value: str) -> str:
+    seconds(value)
+    return value
+
+
+class Origin(NamedTuple):
+    """What decides whether two URLs lead to the same server."""
+
+    scheme: str
+    host: str
+    port: int
+
+
+def origin(url: str) -> Origin:
+    """The origin of a URL that a configuration has accepted; host in lower case."""
+    parts = urlsplit(url)
+    return Origin(parts.scheme, parts.hostname or "", parts.port or PORT_OF.get(parts.scheme, 0))
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        raise ValueError("not a URL: host or port cannot be read") from None
+    return parts
+
+
+def _http_url(url: str) -> str:
+    """A base URL without a trailing slash. Its own text is never in an error: it may hold a credential."""
+    parts = _split(url)
+    if parts.scheme not in PORT_OF or not parts.hostname:
+        raise ValueError("a URL starts with http:// or https:// and names a host")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("a credential belongs in api_key, not into the URL")
+    if parts.query or parts.fragment or re.search(r"[\s\x00-\x1f\x7f]", url):
+        raise ValueError("a base URL has no query, fragment or white space")
+    return url.rstrip("/")
+
+
+def _store_url(url: str) -> str:
+    if url == "memory://" or (url.startswith("sqlite:///") and len(url) > len("sqlite:///")):
+        return url
+    if url.startswith(("redis", "rediss", "valkey")):
+        raise ValueError("this version works only with sqlite:///PATH or memory://")
+    raise ValueError("a store is sqlite:///PATH or memory://")
+
+
+def _base_path(path: str) -> str:
+    if path and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", path):
+        raise ValueError("a path starts with / and does not end with it, such as /compaction")
+    return path
+
+
+def _tenant(value: str) -> str:
+    if not re.fullmatch(r"credential|none|header:[A-Za-z0-9_-]+", value):
+        raise ValueError("one of credential, none, header:NAME")
+    return value.lower()
+
+
+def _header(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        raise ValueError("a header's name holds letters, digits, - and _")
+    return name.lower()
+
+
+Number = Annotated[int, BeforeValidator(_no_boolean), Field(ge=0)]
+Positive = Annotated[int, BeforeValidator(_no_boolean), Field(ge=1)]
+Seconds = Annotated[float, BeforeValidator(_no_boolean), Field(gt=0, allow_inf_nan=False)]
+Percent = Annotated[float, BeforeValidator(_no_boolean), Field(ge=0, le=100, allow_inf_nan=False)]
+Duration = Annotated[str, AfterValidator(_duration)]
+HttpUrl = Annotated[str, AfterValidator(_http_url)]
+StoreUrl = Annotated[str, AfterValidator(_store_url)]
+BasePath = Annotated[str, AfterValidator(_base_path)]
+Tenant = Annotated[str, AfterValidator(_tenant)]
+HeaderName = Annotated[str, AfterValidator(_header)]
+
+
+def unwrapped(annotation: object) -> object:
+    """The type inside `Annotated[...]` and `... | None`."""
+    if hasattr(annotation, "__metadata__"):
+        return unwrapped(get_args(annotation)[0])
+    members = [member for member in get_args(annotation) if member is not type(None)]
+    if type(None) in get_args(annotation) and len(members) == 1:
+        return unwrapped(members[0])
+    return annotation
