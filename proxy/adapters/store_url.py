@@ -1,0 +1,95 @@
+"""From `store.url` to a store, and to the installation's secret, which lives beside it."""
+
+import os
+import secrets
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from proxy.adapters.memory_store import MemoryStore
+from proxy.adapters.sqlite_store import SqliteStore
+from proxy.errors import ConfigError, StoreUnavailable
+from proxy.ports import Store
+
+SECRET_BYTES = 32
+
+
+def store_path(url: str) -> Path | None:
+    """The file of an embedded store, None for one in memory. `sqlite:///~/…` starts at the home directory.
+
+    Raises:
+        ConfigError: This version has no such store.
+    """
+    scheme, separator, rest = url.partition("://")
+    if separator and scheme == "memory" and rest in {"", "/"}:
+        return None
+    if not separator or scheme != "sqlite":
+        # Of the URL only the scheme is shown: what follows may hold a password.
+        name = f"'{scheme}://'" if separator else "a URL without '://'"
+        raise ConfigError(f"store.url: no store for {name}; this version has sqlite:/// and memory://")
+    if not rest.startswith("/") or rest in {"/", "/:memory:"} or rest.endswith("/"):
+        raise ConfigError(
+            "store.url: name a file, as in sqlite:///relative.db, sqlite:////absolute.db or sqlite:///~/state.db"
+        )
+    try:
+        return Path(rest[1:]).expanduser()
+    except RuntimeError as error:
+        raise ConfigError("store.url: there is no home directory for '~'; give an absolute path") from error
+
+
+def open_store(url: str) -> Store:
+    """The store that `store.url` names. Nothing is opened yet.
+
+    Raises:
+        ConfigError: This version has no such store.
+    """
+    path = store_path(url)
+    return MemoryStore() if path is None else SqliteStore(path)
+
+
+def secret_path(url: str) -> Path | None:
+    """Where the installation's secret is kept, None if it lives no longer than the process."""
+    path = store_path(url)
+    return None if path is None else path.with_name(path.name + ".secret")
+
+
+def installation_secret(url: str, report: Callable[[StoreUnavailable], None]) -> bytes:
+    """The installation's secret, 32 bytes, made by whichever process asks first.
+
+    Where it can be neither read nor made it is random and lives as long as the process, like one for a store
+    in memory, and `report` is told. Does blocking I/O; meant for start-up.
+    """
+    path = secret_path(url)
+    if path is None:
+        return secrets.token_bytes(SECRET_BYTES)
+    try:
+        if not path.exists():
+            _make(path)
+        return _parsed(path.read_text(encoding="ascii"))
+    except OSError as error:
+        report(StoreUnavailable("secret-unavailable", error.strerror or "the secret's file cannot be used"))
+    except ValueError:
+        report(StoreUnavailable("secret-unavailable", "the secret's file is damaged"))
+    return secrets.token_bytes(SECRET_BYTES)
+
+
+def _parsed(text: str) -> bytes:
+    secret = bytes.fromhex(text)
+    if len(secret) != SECRET_BYTES:
+        raise ValueError
+    return secret
+
+
+def _make(path: Path) -> None:
+    """Write a secret unless there is one. A link to a finished file makes it appear whole or not at all."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # of mode 0600
+    finished = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(SECRET_BYTES) + "\n")
+        path.hardlink_to(finished)
+    except FileExistsError:
+        return
+    finally:
+        finished.unlink()

@@ -1,0 +1,49 @@
+"""Recently used records, bounded by the bytes they hold."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    fields: Mapping[str, Any]
+    size: int
+    expires: float
+
+
+class Cache:
+    """Fields by key, the least recently used leaving first. `clock` gives monotonic seconds."""
+
+    def __init__(self, max_bytes: int, clock: Callable[[], float]) -> None:
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: str) -> Mapping[str, Any] | None:
+        """What is held under `key`, or None."""
+        held = self._held.get(key)
+        if held is None:
+            return None
+        if held.expires <= self._clock():
+            self._drop(key)
+            return None
+        self._held.move_to_end(key)
+        return held.fields
+
+    def put(self, key: str, fields: Mapping[str, Any], size: int, ttl_s: float) -> None:
+        """Hold `fields`, which take `size` bytes, for at most `ttl_s` seconds, unless they are too large."""
+        self._drop(key)
+        if size > self._max_bytes:
+            return
+        self._held[key] = _Held(fields, size, self._clock() + ttl_s)
+        self._bytes += size
+        while self._bytes > self._max_bytes:
+            self._drop(next(iter(self._held)))
+
+    def _drop(self, key: str) -> None:
+        held = self._held.pop(key, None)
+        if held is not None:
+            self._bytes -= held.size

@@ -1,0 +1,71 @@
+"""The envelope of every stored record: a version, a form, and the record's fields as JSON.
+
+Byte 0 is the version of the layout, byte 1 the form of what follows: 0 plain JSON, 1 JSON deflated with
+zlib. Forms from 2 on are reserved for sealed records (authenticated encryption, the store key as associated
+data). The JSON is UTF-8 with sorted keys, so the same fields give the same bytes; lone surrogates, which
+clients do send, are written as UTF-8 would write any other code point. Bytes are no JSON: a record that
+has some carries them as base64 in a field that says so.
+
+Replicas of different versions share a store, so what cannot be read is "not ours" and never an error.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+VERSION = 1
+PLAIN = 0
+DEFLATED = 1
+DEFLATE_FROM_BYTES = 1024
+MAX_JSON_BYTES = 16 * 1024 * 1024
+_HEADER_BYTES = 2
+_DEFLATE_LEVEL = 6
+
+
+def pack(fields: Mapping[str, Any]) -> bytes:
+    """The envelope of `fields`, whose values are what JSON knows; tuples come back as lists.
+
+    Raises:
+        TypeError: A value is nothing that JSON knows.
+        ValueError: The JSON would be larger than 16 MiB, or a number is not finite.
+    """
+    text = json.dumps(fields, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
+    body = text.encode("utf-8", "surrogatepass")
+    if len(body) > MAX_JSON_BYTES:
+        raise ValueError(f"a record of {len(body)} bytes; {MAX_JSON_BYTES} is the most")
+    if len(body) <= DEFLATE_FROM_BYTES:
+        return bytes((VERSION, PLAIN)) + body
+    return bytes((VERSION, DEFLATED)) + zlib.compress(body, _DEFLATE_LEVEL)
+
+
+def _inflated(body: bytes) -> bytes | None:
+    inflater = zlib.decompressobj()
+    try:
+        text = inflater.decompress(body, MAX_JSON_BYTES + 1)
+    except zlib.error:
+        return None
+    return text if inflater.eof and not inflater.unused_data else None
+
+
+def content(data: bytes) -> bytes | None:
+    """The JSON text in an envelope, at most 16 MiB; None if the envelope is not ours to read."""
+    if len(data) <= _HEADER_BYTES or data[0] != VERSION:
+        return None
+    body = data[_HEADER_BYTES:]
+    if data[1] not in {PLAIN, DEFLATED}:
+        return None
+    text = _inflated(body) if data[1] == DEFLATED else body
+    return text if text is not None and len(text) <= MAX_JSON_BYTES else None
+
+
+def unpack(data: bytes) -> dict[str, Any] | None:
+    """The fields in an envelope, or None: a newer version, another form, damage, no object. Never raises."""
+    text = content(data)
+    if text is None:
+        return None
+    try:
+        fields = json.loads(text.decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError):
+        return None
+    return fields if isinstance(fields, dict) else None

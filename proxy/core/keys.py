@@ -1,0 +1,67 @@
+"""The names of everything in a store: `v1:{<scope>}:<kind>[:<rest>]`.
+
+What stands in braces is the hash tag: keys that share it live on one node of a cluster, where they can be
+read in one round trip and committed at once. A key holds hex digests and words of ours, never an id, the
+name of a model, or text as it came. These names are kept by every store and every version; a change needs a `v2`.
+
+| scope | kinds |
+| --- | --- |
+| tenant and root | `checkpoint`, `archive`, `rounds` |
+| tenant and conversation | `conversation`, `events` |
+| upstream origin and model | `model` |
+
+The root of a conversation is the prefix digest of its first non-privileged message. Branches, edits and
+regenerations keep it, so they share a scope whatever ids they come with, and a checkpoint is found by its
+prefix digest alone.
+"""
+
+import hashlib
+from collections.abc import Iterable
+
+_SCOPE_HEX_DIGITS = 32
+
+
+def _short(value: str | bytes) -> str:
+    data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+    return hashlib.sha256(data).hexdigest()[:_SCOPE_HEX_DIGITS]
+
+
+def _scope(first: str, second: str | bytes) -> str:
+    """Start of a key. The first digest stands alone, so that all keys of a tenant share a beginning."""
+    return f"v1:{{{_short(first)}.{_short(second)}}}"
+
+
+def checkpoint_keys(tenant: str, root: bytes, strategy: str, prefixes: Iterable[bytes]) -> list[str]:
+    """Records: the checkpoints of a strategy (one of our row names) that end at these prefix digests."""
+    start = f"{_scope(tenant, root)}:checkpoint:{strategy}:"
+    return [start + prefix.hex() for prefix in prefixes]
+
+
+def archive_key(tenant: str, root: bytes, strategy: str, prefix: bytes) -> str:
+    """Record: the original messages that the checkpoint at this prefix digest replaced."""
+    return f"{_scope(tenant, root)}:archive:{strategy}:{prefix.hex()}"
+
+
+def rounds_key(tenant: str, root: bytes) -> str:
+    """List: the events of finished rounds, committed at once with their checkpoints."""
+    return f"{_scope(tenant, root)}:rounds"
+
+
+def conversation_key(tenant: str, conversation: str) -> str:
+    """Record: what is known of a conversation; its totals, and the root it was last seen with."""
+    return f"{_scope(tenant, conversation)}:conversation"
+
+
+def events_key(tenant: str, conversation: str) -> str:
+    """List: events of a conversation that belong to no checkpoint, such as failures."""
+    return f"{_scope(tenant, conversation)}:events"
+
+
+def model_key(origin: str, model: str) -> str:
+    """Record: what was learned of a model at an upstream, such as its window; the same for all tenants."""
+    return f"{_scope(origin, model)}:model"
+
+
+def hash_tag(key: str) -> str:
+    """What stands in a key's braces."""
+    return key.partition("{")[2].partition("}")[0]

@@ -1,0 +1,287 @@
+"""The records kept in a store, and how to live with a store that is slow, broken or away.
+
+Every call has a deadline, and a breaker leaves a failing store alone, so that a dead or hung one costs a
+fraction of a second once and then nothing. What was read or made lately is held in the process and asked
+first; a record that could not be saved is used from there.
+
+A store's first open may take longer than the deadline (a large log to recover, a migration). `open` gives
+it more time at start-up; where even that is not enough, or nobody calls it, the work goes on in the store
+and the breaker's next probe finds it done.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from proxy.breaker import Breaker
+from proxy.cache import Cache
+from proxy.core import envelope
+from proxy.core.keys import hash_tag
+from proxy.errors import StoreUnavailable
+from proxy.ports import Entry, Record, Store
+
+DEADLINE_S = 0.25
+OPEN_LIMIT_S = 1.0
+CACHE_BYTES = 32 * 1024 * 1024
+CALLS_AT_ONCE = 8
+KNOWN_FOR_S = 3600.0
+"""How long a record that stands in the store is used without asking again; others may have changed it."""
+
+_RESTING = "store-resting"
+_UNREADABLE = "store-unreadable"
+
+_T = TypeVar("_T")
+Fields = Mapping[str, Any]
+"""What a record says: JSON values under names. Records that come back are shared; do not change them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A record to be saved beside another.
+
+    Attributes:
+        key: From `core.keys`.
+        fields: What it says.
+        ttl_s: Seconds until it is forgotten.
+    """
+
+    key: str
+    fields: Fields
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line to be added to a list.
+
+    Attributes:
+        key: From `core.keys`.
+        fields: What it says.
+        ttl_s: Seconds until the list is forgotten, counted from its newest line.
+        keep: Number of newest lines that stay.
+    """
+
+    key: str
+    fields: Fields
+    ttl_s: float
+    keep: int
+
+
+def _packed(fields: Fields) -> bytes:
+    try:
+        return envelope.pack(fields)
+    except ValueError as error:
+        raise StoreUnavailable("record-unfit", str(error)) from error
+
+
+def _sealed(item: Item | Line) -> Record | Entry:
+    value = _packed(item.fields)
+    if isinstance(item, Line):
+        return Entry(item.key, value, item.ttl_s, item.keep)
+    return Record(item.key, value, item.ttl_s)
+
+
+def _size(value: bytes) -> int:
+    """Bytes of the JSON in an envelope: what holding it in memory is about."""
+    return len(envelope.content(value) or b"")
+
+
+class Records:
+    """Records by key, over a store.
+
+    No method raises because of the store; what went wrong goes to `report`, once per attempt (nothing is
+    attempted, nor reported of reading, while the breaker rests).
+
+    Args:
+        store: Where records are kept.
+        report: Told of each failure.
+        clock: Monotonic seconds.
+        deadline_s: The longest that one call of the store is waited for.
+        cache_bytes: JSON bytes of the records held in the process.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        report: Callable[[StoreUnavailable], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        deadline_s: float = DEADLINE_S,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self._store = store
+        self._report = report
+        self._deadline_s = deadline_s
+        self._breaker = Breaker(clock)
+        self._cache = Cache(cache_bytes, clock)
+        self._slots = asyncio.Semaphore(CALLS_AT_ONCE)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the store is in use; False while it is left alone."""
+        return self._breaker.closed
+
+    async def open(self, limit_s: float = OPEN_LIMIT_S) -> bool:
+        """Let the store open its file or connections, within `limit_s` seconds. Whether that worked."""
+        try:
+            await self._ask(lambda: self._store.read([]), limit_s)
+        except StoreUnavailable as error:
+            self._report(error)
+            return False
+        return True
+
+    async def find(self, keys: Sequence[str], *, fresh: bool = False) -> list[Fields | None]:
+        """The records under `keys`, in their order; None for what is absent, expired or not ours to read.
+
+        What the process holds is taken first, and one read of the store brings the rest. With `fresh` the
+        store is asked for all of them, for records that other replicas overwrite; what the process holds
+        then stands in for what the store does not give.
+        """
+        held = {key: fields for key in keys if (fields := self._cache.get(key)) is not None}
+        missing = list(dict.fromkeys(keys)) if fresh else [key for key in keys if key not in held]
+        if missing:
+            held.update(await self._fetched(missing))
+        return [held.get(key) for key in keys]
+
+    async def save(
+        self, key: str, fields: Fields, *, ttl_s: float, also: Sequence[Item | Line] = ()
+    ) -> Fields:
+        """Claim `key` for a record, with everything in `also`, or nothing; return the record that all use.
+
+        That is ours, or the one that stood there first, in which case nothing of ours was written. If the
+        store fails it is ours for this process, and `find` gives it and the records in `also`.
+
+        Raises:
+            ValueError: The keys do not share a hash tag, so no cluster could commit them at once.
+        """
+        if any(hash_tag(item.key) != hash_tag(key) for item in also):
+            raise ValueError("records that are committed together share one scope")
+        claim = Item(key, fields, ttl_s)
+        try:
+            return await self._committed(claim, also)
+        except StoreUnavailable as error:
+            self._report(error)
+            return self._unsaved(claim, also)
+
+    async def keep(self, key: str, fields: Fields, *, ttl_s: float) -> bool:
+        """Overwrite the record under `key`. Whether it was saved; this process uses it in any case.
+
+        A record that is not ours to read, such as a newer version's, is left alone.
+        """
+        try:
+            value = _packed(fields)
+            self._remember(key, value, ttl_s)
+            saved = await self._ask(lambda: self._overwritten(Record(key, value, ttl_s)))
+        except StoreUnavailable as error:
+            self._note(error)
+            return False
+        if not saved:
+            self._report(StoreUnavailable(_UNREADABLE, "a record of another version is left alone"))
+        return saved
+
+    async def append(self, key: str, fields: Fields, *, ttl_s: float, keep: int) -> bool:
+        """Add a line to a list of which the newest `keep` stay. Whether it was saved."""
+        try:
+            entry = _sealed(Line(key, fields, ttl_s, keep))
+            await self._ask(lambda: self._store.write([entry]))
+        except StoreUnavailable as error:
+            self._note(error)
+            return False
+        return True
+
+    async def tail(self, key: str, limit: int) -> list[Fields]:
+        """The newest `limit` lines of a list, oldest first, without those that are not ours to read."""
+        try:
+            lines = await self._ask(lambda: self._store.tail(key, limit))
+        except StoreUnavailable as error:
+            self._note(error)
+            return []
+        return [fields for line in lines if (fields := envelope.unpack(line)) is not None]
+
+    async def close(self) -> None:
+        """Close the store."""
+        await self._store.close()
+
+    async def _ask(self, call: Callable[[], Awaitable[_T]], limit_s: float | None = None) -> _T:
+        """One call of the store, or StoreUnavailable: at once while it rests, else within the deadline."""
+        closed = self._breaker.closed
+        if not self._breaker.allows():
+            raise StoreUnavailable(_RESTING)
+        try:
+            async with asyncio.timeout(limit_s or self._deadline_s), self._slots:
+                answer = await self._call(call, was_closed=closed)
+        except TimeoutError as error:
+            self._breaker.failed(timed_out=True)
+            raise StoreUnavailable("store-timeout") from error
+        except OSError as error:
+            self._breaker.failed()
+            raise StoreUnavailable("store-failed", error.strerror or "") from error
+        except StoreUnavailable:
+            self._breaker.failed()
+            raise
+        self._breaker.succeeded()
+        return answer
+
+    async def _call(self, call: Callable[[], Awaitable[_T]], *, was_closed: bool) -> _T:
+        if was_closed and not self._breaker.closed:  # the store broke while this call waited for its turn
+            raise StoreUnavailable(_RESTING)
+        return await call()
+
+    async def _overwritten(self, record: Record) -> bool:
+        (there,) = await self._store.read([record.key])
+        if there is not None and envelope.unpack(there) is None:
+            return False
+        await self._store.write([record])
+        return True
+
+    async def _fetched(self, keys: list[str]) -> dict[str, Fields]:
+        try:
+            values = await self._ask(lambda: self._store.read(keys))
+        except StoreUnavailable as error:
+            self._note(error)
+            return {}
+        found = {
+            key: self._remember(key, value, KNOWN_FOR_S)
+            for key, value in zip(keys, values, strict=True)
+            if value is not None
+        }
+        if None in found.values():
+            self._report(StoreUnavailable(_UNREADABLE))
+        return {key: fields for key, fields in found.items() if fields is not None}
+
+    async def _committed(self, claim: Item, also: Sequence[Item | Line]) -> Fields:
+        record = Record(claim.key, _packed(claim.fields), claim.ttl_s)
+        sealed = [_sealed(item) for item in also]
+        value = await self._ask(lambda: self._store.commit(record, sealed))
+        winner = self._remember(claim.key, value, min(claim.ttl_s, KNOWN_FOR_S))
+        if winner is None:
+            raise StoreUnavailable(_UNREADABLE, "the key is taken by a record of another version")
+        return winner
+
+    def _unsaved(self, claim: Item, also: Sequence[Item | Line]) -> Fields:
+        """What this process uses of a record that could not be saved: the first one wins here too."""
+        held = self._cache.get(claim.key)
+        if held is not None:
+            return held
+        for item in (claim, *also):
+            if isinstance(item, Item):
+                self._hold_unsaved(item)
+        return self._cache.get(claim.key) or claim.fields
+
+    def _hold_unsaved(self, item: Item) -> None:
+        try:
+            self._remember(item.key, _packed(item.fields), item.ttl_s)
+        except StoreUnavailable:
+            return  # too large for a record; reported when it was to be saved
+
+    def _remember(self, key: str, value: bytes, ttl_s: float) -> Fields | None:
+        fields = envelope.unpack(value)
+        if fields is not None:
+            self._cache.put(key, fields, _size(value), ttl_s)
+        return fields
+
+    def _note(self, error: StoreUnavailable) -> None:
+        if error.reason != _RESTING:
+            self._report(error)
