@@ -1,0 +1,71 @@
+"""Our own paths: health, and an answer in OpenAI's shape for everything else below them."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from proxy.errors import RequestRefused, openai_error
+
+ALIVE_PATHS = ("/livez", "/health/liveliness", "/health/liveness")
+READY_PATHS = ("/readyz", "/healthz", "/health", "/health/readiness")
+METHODS = ["GET", "HEAD"]
+CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether requests can be served.
+
+    Attributes:
+        ready: False while starting and ending.
+        store: Whether the store answers. Requests flow without it, so it does not decide `ready`.
+        version: Our version.
+    """
+
+    ready: bool
+    store: Literal["ok", "down"]
+    version: str
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """A path of ours that does not exist, or not with this method."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    headers = error.headers if isinstance(error, HTTPException) else None
+    message = f"{request.method} {request.url.path} is not something this proxy answers"
+    body = openai_error(RequestRefused(status, message, CODES.get(status, "invalid_request")))
+    return Response(body, status, headers, "application/json")
+
+
+def _health(readiness: Callable[[], Readiness]) -> APIRouter:
+    routes = APIRouter()
+
+    async def alive() -> dict[str, str]:
+        return {"status": "ok", "version": readiness().version}
+
+    async def ready() -> JSONResponse:
+        now = readiness()
+        status = {"status": "ok" if now.ready else "unready", **asdict(now)}
+        return JSONResponse(status, 200 if now.ready else 503)
+
+    for path in ALIVE_PATHS:
+        routes.add_api_route(path, alive, methods=METHODS)
+    for path in READY_PATHS:
+        routes.add_api_route(path, ready, methods=METHODS)
+    return routes
+
+
+def create_admin(readiness: Callable[[], Readiness], base_path: str = "") -> FastAPI:
+    """The application behind our own paths, all of them under `base_path`.
+
+    Args:
+        readiness: Asked at each health check; must not wait.
+        base_path: Empty, or a path that starts with `/` and does not end with it.
+    """
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app.include_router(_health(readiness), prefix=base_path)
+    app.add_exception_handler(HTTPException, _refused)
+    return app

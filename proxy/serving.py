@@ -1,0 +1,128 @@
+"""Runs an ASGI application on a real socket.
+
+`serve` runs it in the foreground; the demo and tests run it in the middle of something else.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import uvicorn
+
+from proxy.errors import ConfigError, ProxyError
+
+BACKLOG = 2_048
+POLL_S = 0.005
+
+Application = Callable[..., Any]
+
+
+class _Embedded(uvicorn.Server):
+    """A server that leaves the process's signals alone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+def _settings(app: Application, keep_alive_s: int, grace_s: int) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="auto",  # uvloop where it is installed
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        interface="asgi3",
+        access_log=False,
+        log_config=None,
+        # Relayed answers carry the upstream's own, and the client's address is not our business.
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=keep_alive_s,
+        timeout_graceful_shutdown=grace_s,
+    )
+
+
+def server(app: Application, *, keep_alive_s: int = 75, grace_s: int = 30) -> uvicorn.Server:
+    """A server for the foreground, which ends on SIGINT and SIGTERM.
+
+    Args:
+        app: An ASGI application with a lifespan.
+        keep_alive_s: Seconds after which an idle connection is closed.
+        grace_s: Seconds that running answers get to finish when the server ends.
+    """
+    return uvicorn.Server(_settings(app, keep_alive_s, grace_s))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one.
+
+    Raises:
+        ConfigError: The address cannot be listened on.
+    """
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"server.port: cannot listen on {host}:{port}: {error.strerror}") from None
+
+
+def base_url(bound: socket.socket) -> str:
+    """The URL under which a listening socket is reached from this machine."""
+    host, port = bound.getsockname()[:2]
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - recognised, not bound
+    return f"http://[{here}]:{port}" if ":" in here else f"http://{here}:{port}"
+
+
+async def _serve(running: uvicorn.Server, bound: socket.socket) -> None:
+    """Serve until told to end. A lifespan that fails ends this, not the process."""
+    try:
+        await running.serve(sockets=[bound])
+    except SystemExit:
+        raise ProxyError("the application did not start; the log says why") from None
+
+
+async def run(running: uvicorn.Server, bound: socket.socket, started: Callable[[], None]) -> None:
+    """Serve on a listening socket until told to end; `started` is called once requests are accepted.
+
+    Raises:
+        ProxyError: The application's lifespan failed to start.
+    """
+    serving = asyncio.create_task(_serve(running, bound))
+    try:
+        while not (running.started or serving.done()):
+            await asyncio.wait({serving}, timeout=POLL_S)
+        if running.started:
+            started()
+        await serving
+    finally:
+        bound.close()
+
+
+@contextlib.asynccontextmanager
+async def served(app: Application, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+    """Serve an application while the block runs; yields its base URL once it accepts requests.
+
+    Raises:
+        ConfigError: The address cannot be listened on.
+        ProxyError: The application's lifespan failed to start.
+    """
+    bound = listen(host, port)
+    running = _Embedded(_settings(app, keep_alive_s=75, grace_s=1))
+    ready = asyncio.Event()
+    serving = asyncio.create_task(run(running, bound, ready.set))
+    waiting = asyncio.create_task(ready.wait())
+    try:
+        await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if ready.is_set():
+            yield base_url(bound)
+    finally:
+        waiting.cancel()
+        running.should_exit = True
+        await serving
