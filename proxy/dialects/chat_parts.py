@@ -1,0 +1,41 @@
+"""What the parts of a chat message that are not text weigh, in tokens."""
+
+from typing import Any
+
+import msgspec
+
+from proxy.core.media import audio_tokens, file_tokens, image_url_tokens
+
+# A part of a kind we do not know, in tokens.
+UNKNOWN_PART_TOKENS = 1_000
+# Base64 carries three bytes in four characters.
+_BASE64_RATIO = 0.75
+
+
+def part_tokens(raw: bytes, model: str) -> int:
+    """Tokens of all the parts of a message that are not text, before calibration."""
+    try:
+        fields = msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return 0
+    content = fields.get("content") if isinstance(fields, dict) else None
+    return sum(_tokens(part, model) for part in content) if isinstance(content, list) else 0
+
+
+def _tokens(part: Any, model: str) -> int:
+    if not isinstance(part, dict) or isinstance(part.get("text"), str) or part.get("type") == "refusal":
+        return 0
+    inner = part.get(str(part.get("type")))
+    if isinstance(inner, str):
+        inner = {"url": inner}
+    if not isinstance(inner, dict):
+        return UNKNOWN_PART_TOKENS
+    if part.get("type") == "image_url":
+        return image_url_tokens(model, str(inner.get("url", "")), str(inner.get("detail", "auto")))
+    if part.get("type") == "input_audio":
+        data = str(inner.get("data", ""))
+        return audio_tokens(model, int(len(data) * _BASE64_RATIO), str(inner.get("format", "")))
+    if part.get("type") == "file":
+        data = str(inner.get("file_data", ""))
+        return file_tokens(int(len(data) * _BASE64_RATIO) if data else None)
+    return UNKNOWN_PART_TOKENS
