@@ -49,7 +49,7 @@ def sample(sizes: Sequence[int], budget: int = BUDGET_CHARACTERS) -> Iterator[in
         yield from range(len(sizes))
         return
     step = -(-total * largest // budget)
-    end, mark = 0, step // 2
+    end, mark = 0, step - 1
     for index, size in enumerate(sizes):
         end += size
         if end > mark:

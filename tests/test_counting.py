@@ -1,0 +1,171 @@
+"""Counting beside the loop: same numbers, a loop that goes on, requests that take turns."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from proxy import counting
+from proxy.adapters.character_counter import CharacterCounter
+from proxy.adapters.tiktoken_counter import TiktokenCounter
+from proxy.core.slices import SLICE_CHARACTERS
+from proxy.counting import Counting
+from proxy.ports import TokenCounter
+
+TEXT = "The proxy counts 1,234 tokens; 压缩代理 stays responsive.\n" * 20
+
+
+def silent(line: str) -> None:
+    raise AssertionError(line)
+
+
+class Watched:
+    """⌈characters/4⌉, remembering who counted what."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str, bool]] = []
+
+    def count(self, text: str, model: str) -> int:
+        on_loop = threading.current_thread() is threading.main_thread()
+        self.seen.append((model, text[:1], on_loop))
+        return -(-len(text) // 4)
+
+
+class Gated:
+    """Counts one text for each time it is let."""
+
+    def __init__(self) -> None:
+        self.started = threading.Semaphore(0)
+        self.go = threading.Semaphore(0)
+        self.finished = 0
+
+    def count(self, text: str, model: str) -> int:
+        self.started.release()
+        assert self.go.acquire(timeout=30)
+        self.finished += 1
+        return len(text)
+
+
+@pytest.fixture(scope="module")
+def tiktoken_counter() -> TokenCounter:
+    counter = TiktokenCounter(silent)
+    counter.warm()
+    return counter
+
+
+@pytest.fixture
+async def real(tiktoken_counter: TokenCounter) -> AsyncIterator[Counting]:
+    made = Counting(tiktoken_counter)
+    yield made
+    made.close()
+
+
+PIECES = ["", "a", TEXT, TEXT * 200, "x" * 150_000, "", "bc"]
+
+
+async def test_counts_come_in_order_and_equal_the_counters(
+    real: Counting, tiktoken_counter: TokenCounter
+) -> None:
+    assert await real.count(PIECES, "gpt-5") == [tiktoken_counter.count(text, "gpt-5") for text in PIECES]
+
+
+async def test_slicing_leaves_the_character_rule_exact() -> None:
+    made = Counting(CharacterCounter())
+    assert await made.count(PIECES, "any") == [-(-len(text) // 4) for text in PIECES]
+    made.close()
+
+
+@pytest.mark.parametrize("pieces", [[], [""]])
+async def test_nothing_counts_nothing(real: Counting, pieces: Sequence[str]) -> None:
+    assert await real.count(pieces, "gpt-5") == [0] * len(pieces)
+
+
+async def test_little_text_is_counted_on_the_loop_and_much_beside_it() -> None:
+    watched = Watched()
+    made = Counting(watched)
+    await made.count(["first"], "m")
+    await made.count(["a" * 16_384, "b" * 16_384], "m")
+    await made.count(["c" * 16_384, "d" * 16_385], "m")
+    await made.count(["é" * 8_193], "m")
+    made.close()
+    assert watched.seen == [
+        ("m", "f", False),  # a model's first count may load its vocabulary
+        ("m", "a", True),
+        ("m", "b", True),
+        ("m", "c", False),
+        ("m", "d", False),
+        ("m", "é", False),
+    ]
+
+
+async def test_requests_take_turns() -> None:
+    watched = Watched()
+    made = Counting(watched, workers=1)
+    large = made.count(["x" * SLICE_CHARACTERS * 20], "large")
+    small = made.count(["y" * SLICE_CHARACTERS], "small")
+    await asyncio.gather(large, small)
+    made.close()
+    order = [model for model, *_ in watched.seen]
+    assert order.count("large") == 20
+    assert order.index("small") < 5
+
+
+async def test_a_cancelled_request_ends_after_the_step_under_way() -> None:
+    gated = Gated()
+    made = Counting(gated, workers=1)
+    task = asyncio.create_task(made.count(["x" * SLICE_CHARACTERS * 10], "m"))
+    assert await asyncio.to_thread(gated.started.acquire, timeout=30)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    for _ in range(3):
+        gated.go.release()
+    assert await made.count(["abc"], "m") == [3]
+    made.close()
+    assert gated.finished == 2
+
+
+async def test_after_closing_nothing_is_counted_beside_the_loop() -> None:
+    made = Counting(CharacterCounter())
+    made.close()
+    made.close()
+    with pytest.raises(RuntimeError):
+        await made.count(["abc"], "m")
+
+
+async def test_beyond_the_budget_counts_are_extrapolated() -> None:
+    watched = Watched()
+    made = Counting(watched)
+    pieces = ["x" * 400_000] * 50
+    counts = await made.count(pieces, "m")
+    made.close()
+    assert sum(counts) == pytest.approx(sum(map(len, pieces)) / 4, rel=0.001)
+    assert len(watched.seen) <= 128  # budget / slice
+
+
+async def test_known_models_are_remembered_within_bounds() -> None:
+    made = Counting(CharacterCounter())
+    for number in range(600):
+        await made.count(["a"], f"m{number}")
+    made.close()
+    assert len(made._known) <= counting._KNOWN_MODELS
+
+
+async def test_the_loop_goes_on_while_four_megabytes_are_counted(real: Counting) -> None:
+    gaps: list[float] = []
+
+    async def beat() -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(0.005)
+            now = time.monotonic()
+            gaps.append(now - last)
+            last = now
+
+    heart = asyncio.create_task(beat())
+    await real.count([TEXT * 3_400], "gpt-5")
+    heart.cancel()
+    assert len(gaps) > 10
+    assert sorted(gaps)[-2] < 0.1  # a busy machine may hold us up once
