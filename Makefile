@@ -1,0 +1,26 @@
+# `make demo` and `make test` need Python 3.11 or later, git and make; nothing else has to be installed.
+
+# Extra arguments for pytest: make test ARGS="-k config"
+ARGS ?=
+
+UV_RUN := ./.ci/uv run --frozen
+
+.PHONY: demo test lint types bench check
+
+demo:
+	@$(UV_RUN) --no-dev compaction-proxy demo
+
+test:
+	@$(UV_RUN) pytest $(ARGS)
+
+lint:
+	@$(UV_RUN) ruff check
+	@$(UV_RUN) ruff format --check
+
+types:
+	@$(UV_RUN) mypy
+
+bench:
+	@$(UV_RUN) python bench/throughput.py $(ARGS)
+
+check: lint types test
