@@ -91,8 +91,8 @@ class _Connection(ResponseHandler):
 class _Connector(aiohttp.TCPConnector):
     def __init__(self, **options: Any) -> None:  # noqa: ANN401 - aiohttp's own, passed on
         super().__init__(limit=0, **options)
-        factory: functools.partial[ResponseHandler] = functools.partial(_Connection, loop=self._loop)
-        self._factory = factory
+        made: type[ResponseHandler] = _Connection
+        self._factory = functools.partial(made, loop=self._loop)
 
 
 def _translated(error: BaseException) -> httpx.TransportError:

@@ -113,7 +113,7 @@ async def running_app(app: ASGIApp) -> AsyncIterator[int]:
     config = uvicorn.Config(app, ws="none", lifespan="on", log_config=None, access_log=False, loop="asyncio")
     server = uvicorn.Server(config)
     running = asyncio.create_task(server.serve(sockets=[listener]))
-    while not server.started:
+    while not server.started:  # noqa: ASYNC110 - uvicorn offers no event
         await asyncio.sleep(0.002)
     try:
         yield listener.getsockname()[1]
@@ -141,9 +141,7 @@ async def running_proxy(
     base_path: str = "",
 ) -> AsyncIterator[Proxy]:
     transport = transport or AiohttpTransport()
-    upstream = Upstream(
-        f"http://127.0.0.1:{upstream_port}/v1", api_key, HOP, transport, 5.0, read_timeout_s
-    )
+    upstream = Upstream(f"http://127.0.0.1:{upstream_port}/v1", api_key, HOP, transport, 5.0, read_timeout_s)
     chat = Chat(upstream)
     app = Dispatcher(admin=own, chat=chat, blind=Blind(upstream), hop=HOP, base_path=base_path)
     try:

@@ -1,0 +1,93 @@
+import pytest
+
+from proxy.errors import RequestRefused
+from proxy.relay.headers import content_length, refuse_loop, to_client, to_upstream
+
+HOP = "0123456789abcdef"
+MARK = (b"x-compaction-hop", HOP.encode())
+
+HOP_BY_HOP = [
+    b"connection",
+    b"keep-alive",
+    b"proxy-authenticate",
+    b"proxy-authorization",
+    b"proxy-connection",
+    b"te",
+    b"trailer",
+    b"transfer-encoding",
+    b"upgrade",
+]
+
+
+@pytest.mark.parametrize("name", [*HOP_BY_HOP, b"host", b"content-length", b"expect"])
+def test_fields_of_this_connection_do_not_go_upstream(name: bytes) -> None:
+    assert to_upstream([(name, b"x"), (b"accept", b"*/*")], api_key="", hop=HOP) == [
+        (b"accept", b"*/*"),
+        MARK,
+    ]
+
+
+@pytest.mark.parametrize("name", [*HOP_BY_HOP, b"server", b"date", b"Server", b"Transfer-Encoding"])
+def test_fields_of_the_upstream_connection_do_not_go_back(name: bytes) -> None:
+    assert to_client(200, [(name, b"x"), (b"X-Request-Id", b"1")]) == [(b"X-Request-Id", b"1")]
+
+
+def test_fields_named_in_connection_end_here() -> None:
+    fields = [(b"connection", b"close, X-Secret ,x-b"), (b"x-secret", b"1"), (b"x-b", b"2"), (b"x-c", b"3")]
+    assert to_upstream(fields, api_key="", hop=HOP) == [(b"x-c", b"3"), MARK]
+    assert to_client(200, [(b"Connection", b"X-Secret"), (b"X-Secret", b"1"), (b"x-c", b"3")]) == [
+        (b"x-c", b"3")
+    ]
+
+
+def test_our_own_fields_end_here_and_session_fields_go_on() -> None:
+    fields = [
+        (b"x-compaction", b"force"),
+        (b"x-compaction-pin", b"1"),
+        (b"x-session-id", b"s"),
+        (b"cookie", b"a=b"),
+    ]
+    assert to_upstream(fields, api_key="", hop=HOP) == [(b"x-session-id", b"s"), (b"cookie", b"a=b"), MARK]
+
+
+def test_the_proxys_own_key_replaces_every_credential() -> None:
+    fields = [
+        (b"authorization", b"Bearer theirs"),
+        (b"api-key", b"theirs"),
+        (b"x-api-key", b"theirs"),
+        (b"x-goog-api-key", b"theirs"),
+        (b"openai-organization", b"org"),
+    ]
+    assert to_upstream(fields, api_key="ours", hop=HOP) == [
+        (b"openai-organization", b"org"),
+        (b"authorization", b"Bearer ours"),
+        MARK,
+    ]
+    assert to_upstream(fields, api_key="", hop=HOP) == [*fields, MARK]
+
+
+def test_duplicates_keep_their_order_and_case() -> None:
+    fields = [(b"Set-Cookie", b"a=1"), (b"x", b"1"), (b"set-cookie", b"b=2"), (b"Content-Encoding", b"gzip")]
+    assert to_client(200, fields) == fields
+
+
+def test_content_length_goes_back_unless_no_body_may_follow() -> None:
+    assert to_client(200, [(b"content-length", b"5")]) == [(b"content-length", b"5")]
+    assert to_client(304, [(b"content-length", b"5"), (b"etag", b"e")]) == [(b"etag", b"e")]
+
+
+def test_a_request_that_was_here_before_is_refused() -> None:
+    with pytest.raises(RequestRefused) as refusal:
+        refuse_loop([(b"x-compaction-hop", b"f" * 16), MARK], HOP)
+    assert (refusal.value.status, refusal.value.code) == (508, "loop_detected")
+
+
+def test_a_request_through_another_installation_passes_and_keeps_its_mark() -> None:
+    other = (b"x-compaction-hop", b"f" * 16)
+    refuse_loop([other], HOP)
+    assert to_upstream([other], api_key="", hop=HOP) == [other, MARK]
+
+
+@pytest.mark.parametrize(("declared", "expected"), [(b"12", 12), (b"x", None), (b"-1", None), (b"", None)])
+def test_a_declared_length_is_a_number_or_nothing(declared: bytes, expected: int | None) -> None:
+    assert content_length([(b"content-length", declared)]) == expected

@@ -1,0 +1,153 @@
+"""A cut upstream stays a cut: the exact prefix, and then no proper end."""
+
+import asyncio
+import logging
+import socket
+import struct
+from typing import Any
+
+import pytest
+
+from proxy.relay.exchange import not_a_cut_notice
+
+BODY = bytes(range(256)) * 8
+AT_ONCE = 16
+HEADS = {
+    "chunked": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
+    "length": b"HTTP/1.1 200 OK\r\ncontent-length: 2048\r\n\r\n",
+}
+
+
+def framed(kind: str, offset: int) -> bytes:
+    """The answer up to `offset` bytes of its body, in 100-byte chunks where it is chunked."""
+    if kind == "length":
+        return HEADS[kind] + BODY[:offset]
+    pieces = [BODY[start : start + 100] for start in range(0, len(BODY), 100)]
+    wire, left = b"", offset
+    for piece in pieces:
+        if left <= 0:
+            break
+        wire += b"%x\r\n" % len(piece) + piece[:left] + (b"\r\n" if left >= len(piece) else b"")
+        left -= len(piece)
+    return HEADS[kind] + wire
+
+
+@pytest.mark.parametrize("kind", ["chunked", "length"])
+async def test_an_upstream_cut_at_every_offset_stays_a_cut(wire: Any, kind: str) -> None:
+    async def script(exchange: Any) -> None:
+        await exchange.send(framed(kind, int(exchange.body)))
+        exchange.writer.close()
+
+    offsets = range(len(BODY) + 1) if kind == "chunked" else range(len(BODY))
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
+
+        async def client(first: int) -> list[int]:
+            wrong = []
+            for offset in offsets[first::AT_ONCE]:
+                reply = await wire.ask(proxy.port, wire.post("/v1/chat/completions", b"%d" % offset))
+                if (reply.status, reply.body, reply.whole) != (200, BODY[:offset], False):
+                    wrong.append(offset)
+            return wrong
+
+        wrong = await asyncio.gather(*map(client, range(AT_ONCE)))
+        assert [offset for offsets_of_one in wrong for offset in offsets_of_one] == []
+    assert len(upstream.seen) == len(offsets)
+
+
+async def test_a_reset_upstream_stays_a_cut(wire: Any) -> None:
+    async def script(exchange: Any) -> None:
+        await exchange.send(framed("chunked", 300))
+        await asyncio.sleep(0.05)
+        linger = struct.pack("ii", 1, 0)
+        exchange.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        exchange.writer.transport.abort()
+
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
+        reply = await wire.ask(proxy.port, wire.post("/v1/chat/completions"))
+    assert (reply.body, reply.whole) == (BODY[:300], False)
+
+
+async def test_a_silent_upstream_is_cut_after_the_read_timeout(wire: Any) -> None:
+    async def script(exchange: Any) -> None:
+        await exchange.send(framed("chunked", 300))
+        await exchange.reader.read()
+
+    async with (
+        wire.running_upstream(script) as upstream,
+        wire.running_proxy(upstream.port, read_timeout_s=0.1) as proxy,
+    ):
+        reply = await wire.ask(proxy.port, wire.post("/v1/chat/completions"))
+    assert (reply.body, reply.whole) == (BODY[:300], False)
+
+
+async def test_no_first_byte_in_time_is_a_504(wire: Any) -> None:
+    async def script(exchange: Any) -> None:
+        await exchange.reader.read()
+
+    async with (
+        wire.running_upstream(script) as upstream,
+        wire.running_proxy(upstream.port, read_timeout_s=0.1) as proxy,
+    ):
+        reply = await wire.ask(proxy.port, wire.post("/v1/chat/completions"))
+    assert (reply.status, b'"code": "upstream_timeout"' in reply.body) == (504, True)
+
+
+async def test_an_unreachable_upstream_is_a_502_in_openais_shape(wire: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    async with wire.running_proxy(port) as proxy:
+        compacted = await wire.ask(proxy.port, wire.post("/v1/chat/completions"))
+        blind = await wire.ask(proxy.port, wire.get("/v1/models"))
+    assert compacted.status == blind.status == 502
+    assert (
+        compacted.body
+        == blind.body
+        == (
+            b'{"error": {"message": "The upstream cannot be reached.", "type": "upstream_error", '
+            b'"param": null, "code": "upstream_unreachable"}}'
+        )
+    )
+
+
+async def test_a_failing_tap_does_not_hurt_the_stream(wire: Any) -> None:
+    async def script(exchange: Any) -> None:
+        await exchange.send(framed("chunked", 2_048) + b"0\r\n\r\n")
+
+    class Panic(BaseException):
+        pass
+
+    def tap(chunk: bytes) -> None:
+        raise Panic
+
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
+        proxy.chat.taps = type("Taps", (), {"append": staticmethod(tap)})
+        reply = await wire.ask(proxy.port, wire.post("/v1/chat/completions"))
+    assert (reply.body, reply.whole) == (BODY, True)
+
+
+async def test_a_tap_sees_every_byte(wire: Any) -> None:
+    async def script(exchange: Any) -> None:
+        await exchange.send(framed("chunked", 2_048) + b"0\r\n\r\n")
+
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
+        await wire.ask(proxy.port, wire.post("/v1/chat/completions"))
+    assert b"".join(proxy.chat.taps) == BODY
+
+
+async def test_the_servers_notice_of_a_cut_is_silenced_and_no_other(
+    wire: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def script(exchange: Any) -> None:
+        await exchange.send(framed("length", 10))
+        exchange.writer.close()
+
+    logger = logging.getLogger("uvicorn.error")
+    logger.addFilter(not_a_cut_notice)
+    try:
+        async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
+            caplog.clear()
+            await wire.ask(proxy.port, wire.post("/v1/chat/completions"))
+            logger.error("something else")
+            assert [record.getMessage() for record in caplog.records] == ["something else"]
+    finally:
+        logger.removeFilter(not_a_cut_notice)
