@@ -2,7 +2,7 @@
 
 What stands in braces is the hash tag: keys that share it live on one node of a cluster, where they can be
 read in one round trip and committed at once. A key holds hex digests and words of ours, never an id, the
-name of a model, or text as it came. These names are kept by every store and every version; a change needs a `v2`.
+name of a model, or text as it came. Every store and every version keeps these names; a change needs a `v2`.
 
 | scope | kinds |
 | --- | --- |

@@ -1,0 +1,114 @@
+import asyncio
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxy.adapters.memory_store import MemoryStore
+from proxy.adapters.sqlite_store import SqliteStore
+from proxy.adapters.store_url import installation_secret, open_store, secret_path, store_path
+from proxy.errors import ConfigError, StoreUnavailable
+
+
+def refuse(error: StoreUnavailable) -> None:
+    raise error
+
+
+def test_a_path_is_relative_absolute_or_from_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    urls = ["sqlite:///state.db", "sqlite:////var/lib/state.db", "sqlite:///~/a/state.db", "memory://"]
+
+    assert [store_path(url) for url in urls] == [
+        Path("state.db"),
+        Path("/var/lib/state.db"),
+        Path("/home/someone/a/state.db"),
+        None,
+    ]
+
+
+async def test_the_url_names_the_store() -> None:
+    stores = [open_store("memory://"), open_store("sqlite:///never-made.db")]
+
+    assert [type(store) for store in stores] == [MemoryStore, SqliteStore]
+    for store in stores:
+        await store.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:hunter2@host/0",
+        "rediss://:hunter2@host",
+        "sqlite://state.db",
+        "sqlite:///",
+        "sqlite:///:memory:",
+        "sqlite:///directory/",
+        "memory://somewhere",
+        "hunter2/state.db",
+        "",
+    ],
+)
+def test_other_urls_are_config_errors_that_show_no_password(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_store(url)
+
+    assert str(caught.value).startswith("store.url: ")
+    assert "sqlite:///" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_the_secret_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/made/state.db"
+    first = installation_secret(url, refuse)
+
+    assert len(first) == 32
+    assert installation_secret(url, refuse) == first
+    path = secret_path(url)
+    assert path == tmp_path / "made" / "state.db.secret"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_installations_have_different_secrets(tmp_path: Path) -> None:
+    urls = [f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/b.db", "memory://", "memory://"]
+
+    assert len({installation_secret(url, refuse) for url in urls}) == 4
+
+
+async def test_processes_that_ask_at_once_get_the_same_secret(tmp_path: Path) -> None:
+    script = (
+        "from proxy.adapters.store_url import installation_secret\n"
+        f"print(installation_secret('sqlite:///{tmp_path}/state.db', print).hex())"
+    )
+    running = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
+        for _ in range(4)
+    ]
+    printed = {(await process.communicate())[0] for process in running}
+
+    assert printed == {installation_secret(f"sqlite:///{tmp_path}/state.db", refuse).hex().encode() + b"\n"}
+
+
+@pytest.mark.parametrize("damage", ["", "00" * 31, "not hex", "é"])
+def test_a_damaged_secret_is_reported_and_left_alone(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "state.db.secret"
+    path.write_text(damage)
+    told: list[StoreUnavailable] = []
+
+    secret = installation_secret(f"sqlite:///{tmp_path}/state.db", told.append)
+
+    assert len(secret) == 32
+    assert [error.reason for error in told] == ["secret-unavailable"]
+    assert path.read_text() == damage
+
+
+def test_a_secret_that_cannot_be_kept_lives_as_long_as_the_process(tmp_path: Path) -> None:
+    (tmp_path / "in-the-way").write_bytes(b"")
+    told: list[StoreUnavailable] = []
+
+    secret = installation_secret(f"sqlite:///{tmp_path}/in-the-way/state.db", told.append)
+
+    assert len(secret) == 32
+    assert [error.reason for error in told] == ["secret-unavailable"]

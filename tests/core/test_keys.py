@@ -1,0 +1,66 @@
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core import keys
+
+ROOT = bytes(32)
+PREFIXES = [b"\x01" * 32, b"\x02" * 32]
+
+
+def every_key(tenant: str, name: str) -> list[str]:
+    return [
+        *keys.checkpoint_keys(tenant, ROOT, "chained", PREFIXES),
+        keys.archive_key(tenant, ROOT, "chained", PREFIXES[0]),
+        keys.rounds_key(tenant, ROOT),
+        keys.conversation_key(tenant, name),
+        keys.events_key(tenant, name),
+    ]
+
+
+def test_the_names_are_final() -> None:
+    """A stored record is lost to every running replica when one of these changes."""
+    root = "v1:{be8dcefb61dddd9fbf05daa64cf5bcd6.66687aadf862bd776c8fc18b8e9f8e20}"
+    conversation = "v1:{be8dcefb61dddd9fbf05daa64cf5bcd6.2ceb4df5993cba2bf0489db9b4b8ac35}"
+
+    assert every_key("t_1", "c_1") == [
+        f"{root}:checkpoint:chained:{'01' * 32}",
+        f"{root}:checkpoint:chained:{'02' * 32}",
+        f"{root}:archive:chained:{'01' * 32}",
+        f"{root}:rounds",
+        f"{conversation}:conversation",
+        f"{conversation}:events",
+    ]
+    assert keys.model_key("https://a.b", "gpt-4o") == (
+        "v1:{065644baa71912b9e6dfd2ee40bec46c.a2a69af70d1b9be70f1abf8218492c5e}:model"
+    )
+
+
+@given(st.text(), st.text())
+def test_a_key_holds_words_of_ours_and_hex_digests_only(tenant: str, name: str) -> None:
+    form = re.compile(r"v1:\{[0-9a-f]{32}\.[0-9a-f]{32}\}(:[a-z]+){1,2}(:[0-9a-f]{64})?")
+
+    found = [*every_key(tenant, name), keys.model_key(tenant, name)]
+    assert [key for key in found if not form.fullmatch(key)] == []
+
+
+@given(st.text(), st.text(), st.text())
+def test_tenants_never_share_a_key(tenant: str, other: str, name: str) -> None:
+    shared = set(every_key(tenant, name)) & set(every_key(other, name))
+
+    assert bool(shared) == (tenant == other)
+
+
+def test_what_is_read_or_committed_together_shares_a_hash_tag() -> None:
+    found = [keys.hash_tag(key) for key in every_key("tenant", "c_1")]
+
+    assert len(set(found[:4])) == 1
+    assert len(set(found[4:6])) == 1
+    assert len(set(found)) == 2
+
+
+def test_no_two_keys_are_equal() -> None:
+    found = [*every_key("same", "same"), keys.model_key("same", "same")]
+
+    assert len(set(found)) == len(found)

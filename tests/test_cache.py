@@ -1,0 +1,58 @@
+from proxy.cache import Cache
+
+
+class Clock:
+    time = 100.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def held(cache: Cache) -> list[str]:
+    return [key for key in "abcdef" if cache.get(key) is not None]
+
+
+def test_the_least_recently_used_leaves_first() -> None:
+    cache = Cache(30, Clock())
+    for key in "abc":
+        cache.put(key, {"k": key}, 10, 60)
+    cache.get("a")
+    cache.put("d", {"k": "d"}, 10, 60)
+
+    assert held(cache) == ["a", "c", "d"]
+
+
+def test_a_large_record_takes_the_room_of_several() -> None:
+    cache = Cache(30, Clock())
+    for key in "abc":
+        cache.put(key, {}, 10, 60)
+    cache.put("d", {}, 25, 60)
+
+    assert held(cache) == ["d"]
+
+
+def test_what_is_too_large_is_not_held_and_its_older_form_is_gone() -> None:
+    cache = Cache(30, Clock())
+    cache.put("a", {"n": 1}, 10, 60)
+    cache.put("b", {}, 10, 60)
+    cache.put("a", {"n": 2}, 31, 60)
+
+    assert held(cache) == ["b"]
+
+
+def test_overwriting_counts_once() -> None:
+    cache = Cache(30, Clock())
+    for n in range(10):
+        cache.put("a", {"n": n}, 10, 60)
+        cache.put("b", {}, 20, 60)
+
+    assert (cache.get("a"), held(cache)) == ({"n": 9}, ["a", "b"])
+
+
+def test_a_record_leaves_when_its_time_is_over() -> None:
+    clock = Clock()
+    cache = Cache(30, clock)
+    cache.put("a", {}, 10, 60)
+    clock.time += 60
+
+    assert cache.get("a") is None

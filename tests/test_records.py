@@ -1,0 +1,363 @@
+"""Records over stores that work, fail, hang, or hold what others wrote."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from proxy.adapters.memory_store import MemoryStore
+from proxy.core.envelope import pack
+from proxy.errors import StoreUnavailable
+from proxy.ports import Entry, Record, Store
+from proxy.records import CALLS_AT_ONCE, Fields, Item, Line, Records
+
+DAY_S = 86400.0
+NEWER = b"\x02\x00{}"
+
+
+class Clock:
+    time = 100.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+class Watched:
+    """A store in memory that counts its calls, and fails or hangs as told."""
+
+    def __init__(self) -> None:
+        self.inner = MemoryStore()
+        self.trouble: BaseException | None = None
+        self.hangs = False
+        self.calls: list[str] = []
+        self.waiting = 0
+
+    async def _do(self, name: str) -> None:
+        self.calls.append(name)
+        if self.trouble:
+            raise self.trouble
+        if self.hangs:
+            self.waiting += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.waiting -= 1
+
+    async def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        await self._do("read")
+        return await self.inner.read(keys)
+
+    async def commit(self, claim: Record, also: Sequence[Record | Entry] = ()) -> bytes:
+        await self._do("commit")
+        return await self.inner.commit(claim, also)
+
+    async def write(self, items: Sequence[Record | Entry]) -> None:
+        await self._do("write")
+        await self.inner.write(items)
+
+    async def tail(self, key: str, limit: int) -> list[bytes]:
+        await self._do("tail")
+        return await self.inner.tail(key, limit)
+
+    async def close(self) -> None:
+        await self._do("close")
+
+
+class Told(list[str]):
+    def __call__(self, error: StoreUnavailable) -> None:
+        self.append(error.reason)
+
+
+class Scene:
+    """Records over a watched store, on a clock that stands still."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.store = Watched()
+        self.clock = Clock()
+        self.told = Told()
+        self.records = self.another(**settings)
+
+    def another(self, **settings: Any) -> Records:
+        """Records of another process on the same store."""
+        store: Store = self.store
+        return Records(store, self.told, clock=self.clock, **settings)
+
+
+async def test_what_was_saved_is_found_without_asking_the_store_again() -> None:
+    scene = Scene()
+    saved = await scene.records.save("k", {"n": 1}, ttl_s=DAY_S)
+
+    assert saved == {"n": 1}
+    assert await scene.records.find(["x", "k"]) == [None, {"n": 1}]
+    assert await scene.records.find(["k"]) == [{"n": 1}]
+    assert scene.store.calls == ["commit", "read"]
+
+
+async def test_another_process_finds_it_with_one_read_for_all_keys() -> None:
+    scene = Scene()
+    await scene.records.save("{t}a", {"n": 1}, ttl_s=DAY_S, also=[Item("{t}b", {"n": 2}, DAY_S)])
+    other = scene.another()
+    scene.store.calls.clear()
+
+    assert await other.find(["{t}b", "{t}x", "{t}a"]) == [{"n": 2}, None, {"n": 1}]
+    assert await other.find(["{t}a", "{t}b"]) == [{"n": 1}, {"n": 2}]
+    assert scene.store.calls == ["read"]
+
+
+async def test_absence_is_asked_again() -> None:
+    scene = Scene()
+    assert await scene.records.find(["k"]) == [None]
+    await scene.another().save("k", {"n": 1}, ttl_s=DAY_S)
+
+    assert await scene.records.find(["k"]) == [{"n": 1}]
+
+
+async def test_the_first_to_save_decides_what_all_use() -> None:
+    scene = Scene()
+    await scene.another().save("{t}k", {"n": 1}, ttl_s=DAY_S)
+
+    used = await scene.records.save("{t}k", {"n": 2}, ttl_s=DAY_S, also=[Item("{t}b", {"n": 2}, DAY_S)])
+
+    assert used == {"n": 1}
+    assert await scene.records.find(["{t}k", "{t}b"]) == [{"n": 1}, None]
+
+
+async def test_a_fresh_find_sees_what_others_have_overwritten() -> None:
+    scene = Scene()
+    await scene.records.keep("k", {"n": 1}, ttl_s=DAY_S)
+    await scene.another().keep("k", {"n": 2}, ttl_s=DAY_S)
+
+    assert await scene.records.find(["k"]) == [{"n": 1}]
+    assert await scene.records.find(["k"], fresh=True) == [{"n": 2}]
+    assert await scene.records.find(["k"]) == [{"n": 2}]
+
+
+async def test_a_fresh_find_takes_what_is_held_when_the_store_is_away() -> None:
+    scene = Scene()
+    await scene.records.keep("k", {"n": 1}, ttl_s=DAY_S)
+    scene.store.trouble = StoreUnavailable("away")
+
+    assert await scene.records.find(["k"], fresh=True) == [{"n": 1}]
+
+
+async def test_what_is_held_is_asked_for_again_after_an_hour() -> None:
+    scene = Scene()
+    await scene.records.save("k", {"n": 1}, ttl_s=DAY_S)
+    scene.clock.time += 3601
+    scene.store.calls.clear()
+
+    assert await scene.records.find(["k"]) == [{"n": 1}]
+    assert scene.store.calls == ["read"]
+
+
+async def test_what_is_held_is_bounded() -> None:
+    scene = Scene(cache_bytes=10_000)
+    scene.store.trouble = StoreUnavailable("away")
+    for n in range(100):
+        await scene.records.save(f"k{n}", {"text": "x" * 2000}, ttl_s=DAY_S)
+
+    found = await scene.records.find([f"k{n}" for n in range(100)])
+
+    assert [n for n, fields in enumerate(found) if fields] == [96, 97, 98, 99]
+
+
+async def test_records_come_back_the_same_from_the_store_and_from_memory() -> None:
+    scene = Scene()
+    saved = await scene.records.save("k", {"span": (1, 2)}, ttl_s=DAY_S)
+
+    assert [saved, *await scene.another().find(["k"])] == [{"span": [1, 2]}, {"span": [1, 2]}]
+
+
+async def test_lines_are_appended_and_read_in_order() -> None:
+    scene = Scene()
+    await scene.records.save("{t}k", {}, ttl_s=DAY_S, also=[Line("{t}log", {"n": 0}, DAY_S, 3)])
+    for n in range(1, 5):
+        assert await scene.records.append("{t}log", {"n": n}, ttl_s=DAY_S, keep=3)
+
+    assert await scene.records.tail("{t}log", 2) == [{"n": 3}, {"n": 4}]
+    assert await scene.records.tail("{t}log", 9) == [{"n": 2}, {"n": 3}, {"n": 4}]
+
+
+async def test_records_of_two_scopes_cannot_be_committed_together() -> None:
+    scene = Scene()
+
+    with pytest.raises(ValueError):
+        await scene.records.save("{t}k", {}, ttl_s=DAY_S, also=[Line("{u}log", {}, DAY_S, 3)])
+
+    assert scene.store.calls == []
+
+
+@pytest.mark.parametrize("value", [NEWER, b"\x01\x01damaged", b"", b"\x01\x00[]"])
+async def test_what_is_not_ours_to_read_is_absent_and_stays(value: bytes) -> None:
+    scene = Scene()
+    await scene.store.write([Record("k", value, DAY_S), Entry("log", value, DAY_S, 9)])
+    await scene.records.append("log", {"n": 1}, ttl_s=DAY_S, keep=9)
+
+    assert await scene.records.find(["k"]) == [None]
+    assert await scene.records.tail("log", 9) == [{"n": 1}]
+    assert not await scene.records.keep("k", {"n": 1}, ttl_s=DAY_S)
+    assert await scene.store.read(["k"]) == [value]
+    assert scene.told == ["store-unreadable", "store-unreadable"]
+    assert scene.records.healthy
+
+
+async def test_a_key_taken_by_a_newer_version_leaves_us_with_our_own() -> None:
+    scene = Scene()
+    await scene.store.write([Record("k", NEWER, DAY_S)])
+
+    assert await scene.records.save("k", {"n": 1}, ttl_s=DAY_S) == {"n": 1}
+    assert await scene.records.find(["k"]) == [{"n": 1}]
+    assert await scene.store.read(["k"]) == [NEWER]
+    assert scene.told == ["store-unreadable"]
+
+
+async def everything(records: Records) -> list[object]:
+    """One call of each kind; the store holds nothing that they could find."""
+    saved: Fields = await records.save(
+        "{t}k", {"n": 1}, ttl_s=DAY_S, also=[Item("{t}a", {"n": 2}, DAY_S), Line("{t}log", {}, DAY_S, 3)]
+    )
+    return [
+        saved,
+        await records.find(["{t}k", "{t}a", "{t}x"]),
+        await records.keep("limit", {"n": 3}, ttl_s=DAY_S),
+        await records.find(["limit"]),
+        await records.append("log", {}, ttl_s=DAY_S, keep=3),
+        await records.tail("log", 3),
+    ]
+
+
+WITHOUT_STORE: list[object] = [{"n": 1}, [{"n": 1}, {"n": 2}, None], False, [{"n": 3}], False, []]
+
+
+@pytest.mark.parametrize(
+    "trouble", [StoreUnavailable("away"), ConnectionResetError(104, "reset"), TimeoutError()], ids=repr
+)
+async def test_with_a_store_that_always_fails_its_own_records_are_used(trouble: BaseException) -> None:
+    scene = Scene()
+    scene.store.trouble = trouble
+
+    for _ in range(50):
+        assert await everything(scene.records) == WITHOUT_STORE
+
+    assert not scene.records.healthy
+    assert len(scene.store.calls) <= 3
+
+
+async def test_with_a_store_that_hangs_its_own_records_are_used_after_one_deadline() -> None:
+    scene = Scene()
+    scene.store.hangs = True
+    start = time.monotonic()
+
+    for _ in range(50):
+        assert await everything(scene.records) == WITHOUT_STORE
+
+    assert 0.25 <= time.monotonic() - start < 2.5
+    assert scene.store.calls == ["commit"]
+    assert (scene.store.waiting, scene.records.healthy) == (0, False)
+
+
+async def test_a_hung_store_holds_a_few_calls_and_the_rest_fail_with_them() -> None:
+    scene = Scene()
+    scene.store.hangs = True
+    start = time.monotonic()
+
+    found = await asyncio.gather(*(scene.records.find(["k"]) for _ in range(200)))
+
+    assert found == [[None]] * 200
+    assert len(scene.store.calls) == CALLS_AT_ONCE
+    assert time.monotonic() - start < 2.5
+
+
+async def test_a_store_that_comes_back_is_used_again_after_one_probe() -> None:
+    scene = Scene()
+    scene.store.trouble = StoreUnavailable("away")
+    for _ in range(5):
+        await scene.records.find(["k"])
+    scene.store.trouble = None
+    scene.store.calls.clear()
+    await scene.another().save("k", {"n": 1}, ttl_s=DAY_S)
+
+    assert await scene.records.find(["k"]) == [None]
+    scene.clock.time += 1
+    assert await scene.records.find(["k"]) == [{"n": 1}]
+    assert (scene.records.healthy, scene.store.calls) == (True, ["commit", "read"])
+
+
+async def test_of_two_records_that_could_not_be_saved_the_first_is_used() -> None:
+    scene = Scene()
+    scene.store.trouble = StoreUnavailable("away")
+
+    used: list[Mapping[str, Any]] = [await scene.records.save("k", {"n": n}, ttl_s=DAY_S) for n in range(3)]
+
+    assert used == [{"n": 0}] * 3
+
+
+async def test_failures_are_told_once_per_attempt() -> None:
+    scene = Scene()
+    scene.store.trouble = StoreUnavailable("away")
+    for _ in range(10):
+        await scene.records.find(["k"])
+        await scene.records.append("log", {}, ttl_s=DAY_S, keep=1)
+
+    assert scene.told == ["away"] * 3
+
+
+async def test_every_record_that_could_not_be_saved_is_told() -> None:
+    scene = Scene()
+    scene.store.trouble = StoreUnavailable("away")
+    for n in range(5):
+        await scene.records.save(f"k{n}", {}, ttl_s=DAY_S)
+
+    assert scene.told == ["away"] * 3 + ["store-resting"] * 2
+
+
+async def test_a_record_too_large_to_be_kept_is_used_once_and_does_not_open_the_breaker() -> None:
+    scene = Scene()
+    large = {"text": "x" * (17 * 1024 * 1024)}
+
+    assert await scene.records.save("k", large, ttl_s=DAY_S) == large
+    assert await scene.records.keep("k", large, ttl_s=DAY_S) is False
+    assert (scene.store.calls, scene.told) == ([], ["record-unfit", "record-unfit"])
+    assert scene.records.healthy
+
+
+async def test_a_client_that_leaves_during_a_call_is_no_failure_of_the_store() -> None:
+    scene = Scene()
+    scene.store.hangs = True
+    finding = asyncio.ensure_future(scene.records.find(["k"]))
+    await asyncio.sleep(0)
+    finding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await finding
+
+    assert (scene.records.healthy, scene.store.waiting) == (True, 0)
+
+
+async def test_opening_gives_the_store_the_time_it_needs() -> None:
+    scene = Scene(deadline_s=0.01)
+
+    async def slow(keys: Sequence[str]) -> list[bytes | None]:
+        await asyncio.sleep(0.05)
+        return [pack({})] * len(keys)
+
+    scene.store.read = slow  # type: ignore[method-assign]
+
+    assert await scene.records.open(limit_s=10)
+    assert scene.records.healthy
+
+
+async def test_opening_a_store_that_hangs_is_reported_and_given_up() -> None:
+    scene = Scene()
+    scene.store.hangs = True
+
+    assert not await scene.records.open(limit_s=0.01)
+    assert (scene.records.healthy, scene.told) == (False, ["store-timeout"])
+
+
+async def test_closing_closes_the_store() -> None:
+    scene = Scene()
+    await scene.records.close()
+
+    assert scene.store.calls == ["close"]
