@@ -176,5 +176,5 @@ def test_an_origin_is_scheme_host_and_port(url: str, expected: str) -> None:
     "url", ["", "api.openai.com", "/v1", "ftp://host", "https://", "http://h:99999", "http://[::1"]
 )
 def test_what_is_no_web_address_has_no_origin(url: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
+    with pytest.raises(ValueError):
         origin(url)
