@@ -18,6 +18,7 @@ from proxy.errors import ConfigError
 
 CONFIG_VARIABLE = "COMPACTION_PROXY_CONFIG"
 DEFAULT_FILE = "config.yaml"
+MODELS: Place = ("models",)
 WORDING = {
     "tuple_type": "a list is needed",
     "dict_type": "a mapping is needed",
@@ -58,18 +59,51 @@ def _chosen(path: Path | None, environ: Mapping[str, str]) -> Path | None:
     return path or (Path(named) if named else here if here.exists() else None)
 
 
+def _leaves(place: Place, value: object) -> Iterator[tuple[Place, object]]:
+    """The single values in a value; an entry of `models` is one, because it is replaced as a whole."""
+    if isinstance(value, dict) and value and (place[:1] != MODELS or place == MODELS):
+        for name, inner in value.items():
+            yield from _leaves((*place, name), inner)
+    else:
+        yield place, value
+
+
 def _put(values: dict[str, Any], place: Place, value: object) -> None:
-    """Set one value; entries of `models` come before those of the file, because the first match wins."""
+    """Set one value. An entry of `models` comes before those of the file, because the first match wins."""
     *above, last = map(str, place)
     for name in above:
         inner = values.get(name)
         values[name] = inner if isinstance(inner, dict) else {}
         values = values[name]
-    old = values.get(last)
-    if isinstance(value, dict) and isinstance(old, dict):
-        values[last] = {**value, **{name: inner for name, inner in old.items() if name not in value}}
+    if tuple(above) == MODELS:
+        rest = {name: inner for name, inner in values.items() if name != last}
+        values.clear()
+        values.update({last: value, **rest})
     else:
         values[last] = value
+
+
+def _apply(setting: Setting, values: dict[str, Any], sources: dict[Place, _Source]) -> None:
+    """Lay one setting over what is there."""
+    named = setting.name.startswith(environment.PREFIX)
+    source = _Source(setting.name, f"environment {setting.name}" if named else setting.name)
+    leaves = list(_leaves(setting.place, setting.value))
+    for place, value in reversed(leaves):
+        _put(values, place, value)
+        for below in [known for known in sources if known[: len(place)] == place]:
+            del sources[below]
+        sources[place] = source
+
+
+def _origin(place: Place, values: Mapping[str, Any], sources: Mapping[Place, _Source]) -> str:
+    """Where the value of a key comes from."""
+    found: Any = values
+    for name in place:
+        if not isinstance(found, dict) or name not in found:
+            return "default"
+        found = found[name]
+    source = _source(place, sources)
+    return source.origin if source else "default"
 
 
 def _filled(values: Mapping[str, Any], section: type[BaseModel] = Config) -> dict[str, Any]:
@@ -155,12 +189,7 @@ def load(path: Path | None, environ: Mapping[str, str], options: Iterable[Settin
     given = list(environment.settings(environ))
     problems += [_setting_problem(setting) for setting in given if setting.problem]
     for setting in chain((setting for setting in given if not setting.problem), options):
-        _put(values, setting.place, setting.value)
-        named = setting.name.startswith(environment.PREFIX)
-        sources[setting.place] = _Source(
-            setting.name, f"environment {setting.name}" if named else setting.name
-        )
+        _apply(setting, values, sources)
     config = _validated(values, sources, environ, problems)
-    found = {key.place: _source(key.place, sources) for key in keys()}
-    origins = {dotted(place): source.origin if source else "default" for place, source in found.items()}
+    origins = {dotted(key.place): _origin(key.place, values, sources) for key in keys()}
     return Loaded(config, origins, file, tuple(checks.warnings(config)))

@@ -1,0 +1,420 @@
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.config import load
+from proxy.config.environment import Setting
+from proxy.config.keys import dotted, keys
+from proxy.config.model import Config, for_model
+from proxy.config.sections import TriggerRow
+from proxy.config.values import seconds
+from proxy.errors import ConfigError
+
+HOME = {"HOME": "/tmp"}
+P = "COMPACTION_PROXY__"
+
+
+def problems(text: str, tmp_path: Path, environ: Mapping[str, str] = HOME) -> list[str]:
+    """The lines that a file leads to, without its folder."""
+    path = tmp_path / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    return refused(path, environ)
+
+
+def refused(path: Path | None, environ: Mapping[str, str] = HOME) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(path, environ)
+    folder = f"{path.parent}/" if path else ""
+    return str(caught.value).replace(folder, "").split("\n") if folder else str(caught.value).split("\n")
+
+
+def loaded(text: str, tmp_path: Path, environ: Mapping[str, str] = HOME) -> Config:
+    path = tmp_path / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load(path, environ).config
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_an_unknown_key_is_named_with_its_place_and_the_likely_one(tmp_path: Path) -> None:
+    text = "server:\n  port: 1\n\ncompaction:\n  stratgy: chained\n"
+    assert problems(text, tmp_path) == [
+        "config.yaml:5:3: compaction.stratgy: unknown key, did you mean 'strategy'?"
+    ]
+
+
+def test_all_problems_come_at_once_one_line_each(tmp_path: Path) -> None:
+    text = "servr: {}\nstore: {ttl: 3 days}\nupstream: {base_url: 'ftp://x'}\n"
+    environ = {**HOME, P + "SERVER__PORT": "70000", P + "SERVER__PRT": "1", P + "MODELS": "{"}
+    assert problems(text, tmp_path, environ) == [
+        f"{P}MODELS: models: not JSON at character 2: Expecting property name enclosed in double quotes",
+        f"{P}SERVER__PRT: server.prt: unknown key, did you mean 'port'?",
+        f"{P}SERVER__PORT: server.port: Input should be less than or equal to 65535",
+        "config.yaml:3:12: upstream.base_url: a URL starts with http:// or https:// and names a host",
+        "config.yaml:2:9: store.ttl: a duration is a whole number and a unit: 90s, 15m, 12h or 30d",
+        "config.yaml:1:1: servr: unknown key, did you mean 'server'?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("server:\n\tport: 1\n", "config.yaml:2:1: not YAML: a tab; YAML indents with spaces"),
+        ("- a\n", "config.yaml:1:1: the file holds a mapping of sections, such as `server:`"),
+        ("just text", "config.yaml:1:1: the file holds a mapping of sections, such as `server:`"),
+        ("server:\n  port: 1\n  port: 2\n", "config.yaml:3:3: port: stands here twice"),
+        ("server: {[1]: 2}\n", "config.yaml:1:10: a key is plain text"),
+        ("server: {port: !!int x}\n", "config.yaml:1:16: not a valid int"),
+        ("store: !x y", "config.yaml:1:8: not YAML: could not determine a constructor for the tag '!x'"),
+        ("a: 1\n---\nb: 1\n", "config.yaml:2:1: not YAML: but found another document"),
+        ("server: {host: *nobody}\n", "config.yaml:1:16: not YAML: found undefined alias 'nobody'"),
+        (
+            'server: {host: "${NO}"}\n',
+            "config.yaml:1:16: ${NO} is not set; ${NO:-default} would give it a default",
+        ),
+        ("x: \x01\n", "config.yaml: not YAML: a character that is not allowed"),
+    ],
+)
+def test_a_file_that_cannot_be_understood_leads_to_one_clear_line(
+    text: str, line: str, tmp_path: Path
+) -> None:
+    assert problems(text, tmp_path)[0] == line
+
+
+def test_a_file_that_cannot_be_read_leads_to_one_clear_line(tmp_path: Path) -> None:
+    assert refused(tmp_path / "absent.yaml") == ["absent.yaml: cannot be read: No such file or directory"]
+    (tmp_path / "latin.yaml").write_bytes(b"server: {}\n# caf\xe9\n")
+    assert refused(tmp_path / "latin.yaml") == ["latin.yaml:2: not UTF-8"]
+    (tmp_path / "huge.yaml").write_bytes(b"#" * 300_000)
+    assert refused(tmp_path / "huge.yaml") == [
+        "huge.yaml: larger than 262,144 bytes; is this the right file?"
+    ]
+    (tmp_path / "deep.yaml").write_text("a: " + "[" * 20_000)
+    assert refused(tmp_path / "deep.yaml") == ["deep.yaml: nested too deeply"]
+
+
+def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
+    levels = [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 9)]
+    assert problems("\n".join(["l0: &l0 [x]", *levels]), tmp_path)[0].endswith(
+        "nested too deeply or too large"
+    )
+    assert problems("a: &a [*a]", tmp_path)[0].endswith("nested too deeply or too large")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# nothing\n", "server:\nmodels:\ncompaction:\n  keep:\n", "---\n", "null\n"]
+)
+def test_an_empty_file_or_section_means_the_defaults(text: str, tmp_path: Path) -> None:
+    assert loaded(text, tmp_path) == load(None, HOME).config
+
+
+def test_the_file_is_the_one_given_then_the_variable_s_then_the_one_here(tmp_path: Path) -> None:
+    for name, port in (("given.yaml", 1), ("named.yaml", 2), ("config.yaml", 3)):
+        (tmp_path / name).write_text(f"server: {{port: {port}}}")
+    named = {**HOME, "COMPACTION_PROXY_CONFIG": "named.yaml"}
+    expected = [(Path("given.yaml"), named, 1), (None, named, 2), (None, HOME, 3)]
+    ports = [load(path, environ).config.server.port for path, environ, _ in expected]
+    assert ports == [1, 2, 3]
+
+
+def test_environment_overrides_the_file_and_options_override_both(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("server:\n  port: 1\n  host: ::1\nstore: {ttl: 1d}\n")
+    environ = {**HOME, P + "SERVER__PORT": "2", P + "SERVER__HOST": "localhost"}
+    found = load(None, environ, [Setting("--port", ("server", "port"), 3)])
+    assert (found.config.server.port, found.config.server.host, found.config.store.ttl) == (
+        3,
+        "localhost",
+        "1d",
+    )
+    shown = {place: origin for place, origin in found.origins.items() if origin != "default"}
+    assert shown == {
+        "server.port": "--port",
+        "server.host": f"environment {P}SERVER__HOST",
+        "store.ttl": "config.yaml:4",
+    }
+    assert set(found.origins) == {dotted(key.place) for key in keys()}
+
+
+def test_a_section_from_the_environment_changes_only_the_keys_it_names(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(
+        "compaction:\n  keep: {messages: 3}\n  max_block_s: 1\n  mode: shadow\n"
+    )
+    environ = {**HOME, P + "COMPACTION": '{"max_block_s": 2, "keep": {}}', P + "COMPACTION__MODE": "bypass"}
+    found = load(None, environ)
+    assert found.config.compaction.max_block_s == 2
+    assert found.config.compaction.mode == "bypass"
+    assert found.origins["compaction.max_block_s"] == f"environment {P}COMPACTION"
+    assert found.origins["compaction.mode"] == f"environment {P}COMPACTION__MODE"
+    assert found.origins["compaction.strategy"] == "default"
+
+
+def test_a_base_url_for_clients_is_never_taken_for_the_upstream() -> None:
+    found = load(None, {**HOME, "OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "OPENAI_API_KEY": "sk-x"})
+    assert found.config.upstream == Config().upstream
+
+
+def test_variables_hold_json_for_lists_and_maps_and_null_for_null() -> None:
+    environ = {
+        **HOME,
+        P + "SESSION__HEADERS": '["X-One", "two"]',
+        P + "COMPACTION__TRIGGER": '[{"iterations": 8}]',
+        P + "COMPACTION__STRATEGIES__CHAINED__TEMPERATURE": "0.5",
+        P + "COMPACTION__STRATEGIES": '{"chained": {"temperature": 1, "percent": 70}}',
+        P + "COMPACTION__MAX_BLOCK_S": "",
+        P + "SUMMARY__MODEL": "null",
+        P + "SERVER__WORKERS": "1",
+        P + "SERVER__CLIENT_KEYS": "[]",
+        P + "UPSTREAM__LOWER_MAX_TOKENS": "false",
+        P + "COMPACTION__BACKGROUND": "false",
+    }
+    config = load(None, environ).config
+    assert config.session.headers == ("x-one", "two")
+    assert config.compaction.trigger == (TriggerRow(iterations=8),)
+    chained = config.compaction.strategies.chained
+    assert (chained.temperature, chained.percent, config.summary.model) == (0.5, 70, None)
+
+
+def test_models_of_the_environment_come_before_those_of_the_file(tmp_path: Path) -> None:
+    environ = {**HOME, P + "MODELS": '{"b*": {"window": 3}, "c": {}}'}
+    config = loaded("models:\n  a*: {window: 1}\n  b*: {window: 2}\n", tmp_path, environ)
+    assert [(glob, model.window) for glob, model in config.models.items()] == [
+        ("b*", 3),
+        ("c", None),
+        ("a*", 1),
+    ]
+    assert refused(None, {**HOME, P + "MODELS__A__WINDOW": "1"}) == [
+        f"{P}MODELS__A__WINDOW: models.a.window: {P}MODELS takes all models as one JSON object"
+    ]
+
+
+def test_a_secret_comes_from_a_file_without_one_trailing_newline(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("s3cret\n\n")
+    config = load(None, {**HOME, P + "SERVER__ADMIN_KEY_FILE": str(tmp_path / "key")}).config
+    assert config.server.admin_key.get_secret_value() == "s3cret\n"
+
+
+def test_a_secret_s_file_is_refused_where_it_makes_no_sense(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("s3cret")
+    environ = {
+        **HOME,
+        P + "UPSTREAM__API_KEY_FILE": str(tmp_path / "absent"),
+        P + "SERVER__PORT_FILE": str(tmp_path / "key"),
+        P + "SERVER__SECRET": "other",
+        P + "SERVER__SECRET_FILE": str(tmp_path / "key"),
+    }
+    assert refused(None, environ) == [
+        f"{P}SERVER__PORT_FILE: server.port_file: unknown key, did you mean 'port'?",
+        f"{P}SERVER__SECRET_FILE: server.secret: {P}SERVER__SECRET is set too; one of both is enough",
+        f"{P}UPSTREAM__API_KEY_FILE: upstream.api_key_file: the file cannot be read: "
+        "No such file or directory",
+    ]
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=4))
+def test_no_problem_quotes_a_secret(secret: str) -> None:
+    marked = f"Zq9{secret}"
+    environ = {
+        **HOME,
+        P + "SERVER__CLIENT_KEYS": json.dumps([marked]),
+        P + "UPSTREAM__API_KEY": marked,
+        P + "UPSTREAM__BASE_URL": f"https://{marked}@host",
+        P + "STORE__URL": f"redis://:{marked}@host",
+        P + "SUMMARY__API_KEY": marked,
+        P + "MODELS": json.dumps({"a": {"summary": {"api_key": [marked]}}}),
+    }
+    with pytest.raises(ConfigError) as caught:
+        load(None, environ)
+    assert "Zq9" not in str(caught.value)
+
+
+def test_variables_expand_in_strings(tmp_path: Path) -> None:
+    text = 'server: {host: "${H}", port: "${PORT:-42}"}\nsummary: {instructions: "$${A} ${B:-} ${C:-c} $D"}\n'
+    config = loaded(text, tmp_path, {**HOME, "H": "::1", "B": "b", "C": ""})
+    assert (config.server.host, config.server.port) == ("::1", 42)
+    assert config.summary.instructions == "${A} b c $D"
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "working"),
+    [
+        ("server: {workers: 2}", "server.workers", "1"),
+        ("server: {client_keys: [a]}", "server.client_keys", "an empty list"),
+        ("upstream: {engine: native}", "upstream.engine", '"aiohttp"'),
+        ("upstream: {stream_usage: inject}", "upstream.stream_usage", '"observe"'),
+        ("upstream: {lower_max_tokens: true}", "upstream.lower_max_tokens", "false"),
+        ("store: {encryption_keys: [a]}", "store.encryption_keys", "an empty list"),
+        ("store: {keep_requests: none}", "store.keep_requests", '"auto"'),
+        ("store: {url: 'redis://h'}", "store.url", "sqlite:///PATH or memory://"),
+        ("compaction: {strategy: anchored}", "compaction.strategy", '"chained"'),
+        ("compaction: {target_tokens: 5}", "compaction.target_tokens", "null"),
+        ("compaction: {background: true}", "compaction.background", "null"),
+        ("compaction: {recount: probe}", "compaction.recount", '"usage"'),
+        ("compaction: {keep: {tail_tokens: 5}}", "compaction.keep.tail_tokens", "null"),
+        ("summary: {input: aligned}", "summary.input", '"transcript"'),
+        ("recall: {tool: inject}", "recall.tool", '"none"'),
+        ("recall: {auto: always}", "recall.auto", '"none"'),
+        ("observability: {otlp_endpoint: x}", "observability.otlp_endpoint", '""'),
+        ("models: {a: {recall: {tool: inject}}}", "models.a.recall.tool", '"none"'),
+    ],
+)
+def test_a_key_of_a_later_version_takes_its_neutral_value_only(
+    text: str, place: str, working: str, tmp_path: Path
+) -> None:
+    (line,) = problems(text, tmp_path)
+    assert line.partition(": ")[2] == f"{place}: this version works only with {working}"
+
+
+ELSEWHERE = (
+    "summary.base_url: another origin than upstream.base_url needs its own summary.api_key, "
+    "because a client's credential never goes to a second origin"
+)
+YAML_BOOLEAN = "(YAML takes a bare on, off, yes or no for true or false)"
+FIELDS = "tokens, percent, percent_of_window, messages, turns, iterations"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "compaction: {mode: off}",
+            f"compaction.mode: Input should be 'active', 'shadow' or 'bypass' {YAML_BOOLEAN}",
+        ),
+        ("compaction: {trigger: [{}]}", f"compaction.trigger: a row names at least one of {FIELDS}"),
+        ("compaction: {trigger: {tokens: 5}}", "compaction.trigger: a list is needed"),
+        (
+            "compaction: {trigger: [{tokens: yes}]}",
+            "compaction.trigger.0.tokens: a number is needed, not true or false",
+        ),
+        ("models: {a: 5}", "models.a: a mapping of keys is needed"),
+        ("models: {a: null}", "models.a: a mapping of keys is needed"),
+        ("summary: {timeout_s: .inf}", "summary.timeout_s: Input should be a finite number"),
+        (
+            "server: {base_path: /a/}",
+            "server.base_path: a path starts with / and does not end with it, such as /compaction",
+        ),
+        ("session: {tenant: 'header:'}", "session.tenant: one of credential, none, header:NAME"),
+        ("upstream: {base_url: 'https://h:x/'}", "upstream.base_url: not a URL: host or port cannot be read"),
+        (
+            "upstream: {base_url: 'https://h/v1?a=b'}",
+            "upstream.base_url: a base URL has no query, fragment or white space",
+        ),
+        (
+            "upstream: {base_url: 'http://localhost:4141/v1'}",
+            "upstream.base_url: this is our own address: requests would go round in circles",
+        ),
+        ("summary: {base_url: 'https://other/v1'}", ELSEWHERE),
+        ("models: {a: {summary: {base_url: 'http://api.openai.com/v1'}}}", f"models.a.{ELSEWHERE}"),
+        ("summary: {prompt_file: /nowhere/prompt.md}", "summary.prompt_file: the file cannot be read"),
+    ],
+)
+def test_a_value_that_does_not_work_is_refused_with_its_reason(
+    text: str, problem: str, tmp_path: Path
+) -> None:
+    (line,) = problems(text, tmp_path)
+    place, _, what = line.partition(": ")
+    assert (place.startswith("config.yaml:1:"), what) == (True, problem)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "expected"),
+    [
+        ("compaction: {trigger: 0}", "trigger", ()),
+        ("compaction: {trigger: []}", "trigger", ()),
+        ("compaction: {trigger: [{tokens: 0}, {turns: 3}]}", "trigger", (TriggerRow(turns=3),)),
+        ("compaction: {background: false}", "background", None),
+        ("compaction: {stand_in_role: system}", "stand_in_role", "system"),
+    ],
+)
+def test_a_value_that_works_is_taken(text: str, place: str, expected: object, tmp_path: Path) -> None:
+    assert getattr(loaded(text, tmp_path).compaction, place) == expected
+
+
+def test_an_own_key_allows_a_summary_model_elsewhere(tmp_path: Path) -> None:
+    config = loaded("summary: {base_url: 'https://other/v1/', api_key: k}", tmp_path)
+    assert config.summary.base_url == "https://other/v1"
+
+
+@pytest.mark.parametrize(
+    ("environ", "url", "expected"),
+    [
+        ({"HOME": "/tmp"}, "null", "sqlite:////tmp/.local/share/compaction-proxy/state.db"),
+        (
+            {"HOME": "/tmp", "XDG_DATA_HOME": "/var/tmp"},
+            "null",
+            "sqlite:////var/tmp/compaction-proxy/state.db",
+        ),
+        (
+            {"HOME": "/tmp", "XDG_DATA_HOME": "relative"},
+            "null",
+            "sqlite:////tmp/.local/share/compaction-proxy/state.db",
+        ),
+        ({"HOME": "/home/x"}, "sqlite:///~/s.db", "sqlite:////home/x/s.db"),
+        ({}, "sqlite:////srv/s.db", "sqlite:////srv/s.db"),
+        ({}, "memory://", "memory://"),
+    ],
+)
+def test_the_store_s_place_is_absolute(
+    environ: Mapping[str, str], url: str, expected: str, tmp_path: Path
+) -> None:
+    assert (
+        loaded(f"store: {{url: {url!r}}}".replace("'null'", "null"), tmp_path, environ).store.url == expected
+    )
+
+
+def test_a_relative_store_lies_in_the_working_directory(tmp_path: Path) -> None:
+    assert loaded("store: {url: 'sqlite:///s.db'}", tmp_path, {}).store.url == f"sqlite:///{tmp_path}/s.db"
+
+
+def test_without_a_home_the_store_must_be_named(tmp_path: Path) -> None:
+    assert refused(None, {"HOME": ""}) == [
+        "store.url: HOME is not set; name a place such as sqlite:////var/lib/compaction-proxy/state.db"
+    ]
+    assert problems("store: {url: 'sqlite:///~/x'}", tmp_path, {}) == [
+        "config.yaml:1:9: store.url: ~ needs HOME, which is not set"
+    ]
+
+
+def test_what_is_probably_not_meant_leads_to_a_warning(tmp_path: Path) -> None:
+    text = "server: {host: 0.0.0.0}\nsession: {tenant: none}\nmodels: {'gpt-*': {}, 'gpt-4*': {}}\n"
+    (tmp_path / "config.yaml").write_text(text)
+    assert load(None, HOME).warnings == (
+        "server.host: 0.0.0.0 is open to other machines, and server.admin_key is empty",
+        "session.tenant: none lets all clients share their conversations' summaries",
+        "models.gpt-4*: never used, because gpt-* stands before it and matches too",
+    )
+
+
+def test_the_first_glob_that_matches_a_model_wins_and_changes_only_what_it_names(tmp_path: Path) -> None:
+    text = """
+compaction: {max_block_s: 5, strategies: {chained: {percent: 70}}}
+summary: {model: small}
+models:
+  gpt-4*: {window: 9, compaction: {mode: shadow, strategies: {chained: {keep_messages: 4}}}}
+  gpt-*: {alternation: strict, reserve_output: 7, summary: {instructions: Be brief.}}
+"""
+    config = loaded(text, tmp_path)
+    first, second, other = (for_model(config, model) for model in ("gpt-4.1", "gpt-5", "claude"))
+    chained = first.compaction.strategies.chained
+    assert (first.window, first.compaction.mode, first.compaction.max_block_s) == (9, "shadow", 5)
+    assert (chained.percent, chained.keep_messages, first.summary) == (70, 4, config.summary)
+    assert (second.alternation, second.reserve_output, second.window) == ("strict", 7, None)
+    assert (second.summary.model, second.summary.instructions) == ("small", "Be brief.")
+    assert (other.compaction, other.summary, other.window) == (config.compaction, config.summary, None)
+    assert for_model(config, "gpt-4.1") is first
+
+
+@given(st.text())
+def test_every_model_name_has_settings(model: str) -> None:
+    assert for_model(Config(), model).window is None
+
+
+@given(st.integers(1, 10**9 - 1), st.sampled_from("smhd"))
+def test_a_duration_is_its_number_times_its_unit(number: int, unit: str) -> None:
+    assert seconds(f"{number}{unit}") == number * {"s": 1, "m": 60, "h": 3600, "d": 86400}[unit]

@@ -1,0 +1,221 @@
+"""The shape of the source: who may import whom, how large things are, and what never appears.
+
+Directions are those of the architecture: arrows point down, the core imports nothing but the standard
+library and itself, and a third-party library is known to the module that owns it.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "proxy"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+MAX_MODULE_LINES = 300
+MAX_FUNCTION_LINES = 50
+MAX_CORE_FUNCTION_LINES = 30
+FORBIDDEN_NAMES = {
+    "utils",
+    "util",
+    "helpers",
+    "helper",
+    "common",
+    "base",
+    "manager",
+    "service",
+    "handler",
+    "misc",
+}
+BROAD = {"Exception", "BaseException"}
+
+# A part may import the parts of a lower number, and itself; modules of the package's root that are named
+# nowhere here are use cases.
+LAYERS = {
+    "__main__": 6, "cli": 5, "app": 4, "serving": 4, "demo": 4,
+    "relay": 3, "admin": 3,
+    "use case": 2,
+    "adapters": 1,
+    "dialects": 1, "ports": 1,
+    "core": 0, "config": 0, "errors": 0, "logs": 0, "guard": 0, "": 0,
+}  # fmt: skip
+# Where a lower number is not enough, or too much: exactly these.
+EXACTLY = {
+    "core": {"core"},
+    "errors": set(),
+    "guard": set(),
+    "logs": set(),
+    "": set(),
+    "config": {"config", "errors"},
+    "ports": {"core", "errors"},
+    "dialects": {"core", "ports", "errors"},
+    "adapters": {"adapters", "ports", "core", "dialects", "errors", "guard", "logs"},
+}
+# Parts of one layer that may import one another.
+ALSO = {"serving": set(), "demo": {"serving", "app"}, "app": {"serving"}}
+
+# Which parts or modules may import a library. `*/one` below: one module of that folder.
+OWNERS = {
+    "aiohttp": {"adapters"},
+    "fastapi": {"admin"},
+    "starlette": {"admin"},
+    "httpx": {"adapters", "relay", "demo", "app"},
+    "msgspec": {"dialects", "adapters", "records", "demo"},
+    "pydantic": {"config"},
+    "pydantic_core": {"config"},
+    "structlog": {"logs", "relay", "adapters", "use case", "app", "admin"},
+    "tiktoken": {"adapters"},
+    "typer": {"cli"},
+    "uvicorn": {"serving"},
+    "yaml": {"config"},
+}
+ONE_MODULE = {"aiohttp", "tiktoken"}
+
+
+def name_of(path: Path) -> str:
+    """A module's name below the package, such as `core.budget`; empty for the package itself."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def part_of(module: str) -> str:
+    """The part of the architecture that a module belongs to."""
+    first = module.partition(".")[0]
+    return first if first in LAYERS else "use case"
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Dotted names that a module imports, wherever in the module."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def ours(path: Path) -> set[str]:
+    """Parts of our own that a module imports."""
+    names = (name for name in imported(path) if name.split(".")[0] == "proxy")
+    return {part_of(name.removeprefix("proxy").lstrip(".")) for name in names}
+
+
+def allowed(part: str) -> set[str]:
+    """Parts that a part may import."""
+    if part in EXACTLY:
+        return EXACTLY[part] | {part}
+    lower = {other for other, layer in LAYERS.items() if layer < LAYERS[part]}
+    return lower | {part} | ALSO.get(part, set())
+
+
+def libraries(path: Path) -> set[str]:
+    """Third-party packages that a module imports."""
+    return {name.split(".")[0] for name in imported(path)} - sys.stdlib_module_names - {"proxy"}
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def caught(node: ast.ExceptHandler) -> set[str]:
+    """Names of what an except clause catches; a bare one catches BaseException."""
+    if node.type is None:
+        return {"BaseException"}
+    members = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+    return {ast.unparse(member).rpartition(".")[2] for member in members}
+
+
+every_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: name_of(path) or "proxy")
+
+
+@every_module
+def test_imports_point_down(path: Path) -> None:
+    part = part_of(name_of(path))
+    assert ours(path) - allowed(part) == set(), f"{part} may not import these"
+
+
+@every_module
+def test_a_library_is_imported_by_its_owner(path: Path) -> None:
+    module = name_of(path)
+    places = {part_of(module), module}
+    assert {library for library in libraries(path) if not OWNERS.get(library, set()) & places} == set()
+
+
+@pytest.mark.parametrize("library", sorted(ONE_MODULE))
+def test_some_libraries_are_known_to_one_module(library: str) -> None:
+    assert len([name_of(path) for path in MODULES if library in libraries(path)]) <= 1
+
+
+def test_an_adapter_knows_one_library_besides_its_types() -> None:
+    shared = {"httpx", "msgspec", "structlog"}
+    found = {
+        name_of(path): libraries(path) - shared for path in MODULES if part_of(name_of(path)) == "adapters"
+    }
+    assert {name: known for name, known in found.items() if len(known) > 1} == {}
+
+
+@every_module
+def test_a_module_is_small_and_says_what_it_is_for(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_MODULE_LINES
+    assert ast.get_docstring(tree(path)), "the docstring is missing"
+
+
+@every_module
+def test_functions_are_small(path: Path) -> None:
+    limit = MAX_CORE_FUNCTION_LINES if part_of(name_of(path)) == "core" else MAX_FUNCTION_LINES
+    lengths = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in functions(path)}
+    assert {name: length for name, length in lengths.items() if length > limit} == {}
+
+
+@every_module
+def test_a_module_s_name_says_something(path: Path) -> None:
+    assert path.stem.lower() not in FORBIDDEN_NAMES
+
+
+def test_one_place_catches_broadly() -> None:
+    found = [
+        name_of(path)
+        for path in MODULES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ExceptHandler) and caught(node) & BROAD
+    ]
+    assert found == ["guard"]
+
+
+@every_module
+def test_nothing_is_rebound_globally(path: Path) -> None:
+    assert [node.lineno for node in ast.walk(tree(path)) if isinstance(node, ast.Global)] == []
+
+
+@every_module
+def test_only_commands_import_inside_functions(path: Path) -> None:
+    inner = {
+        node.name
+        for node in functions(path)
+        for line in ast.walk(node)
+        if isinstance(line, ast.Import | ast.ImportFrom)
+    }
+    assert part_of(name_of(path)) == "cli" or inner == set()
+
+
+@every_module
+def test_our_own_classes_do_not_inherit_from_one_another(path: Path) -> None:
+    own = {node.name for other in MODULES for node in ast.walk(tree(other)) if isinstance(node, ast.ClassDef)}
+    inherited = {
+        f"{node.name}({ast.unparse(base)})"
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef)
+        for base in node.bases
+        if ast.unparse(base) in own and not ast.unparse(base).endswith("Error")
+    }
+    assert name_of(path) == "errors" or inherited == set()
