@@ -179,7 +179,7 @@ LONG = 'a\\" \u00e9 \U0001f600' * 40_000
     ],
 )
 @pytest.mark.parametrize("ascii_only", [True, False])
-def test_usage_at_either_end_of_a_long_body_is_found(payload: object, ascii_only: bool) -> None:  # noqa: FBT001
+def test_usage_at_either_end_of_a_long_body_is_found(payload: object, ascii_only: bool) -> None:  # noqa: FBT001 - filled by pytest
     sent = json.dumps(payload, ensure_ascii=ascii_only).encode()
 
     assert len(sent) > 4 * KEPT_BYTES

@@ -1,0 +1,250 @@
+"""What makes messages and prefixes the same (DESIGN.md §5.3), and digests that must never change.
+
+The digests of the vectors were made by other code than ours. What a dialect leaves out before there is a
+record, such as `cache_control` or reasoning, is tested with the dialect.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.digest import (
+    VERSION,
+    canonical_arguments,
+    chain,
+    message_digest,
+    message_id,
+    outline_digest,
+    prefix_digests,
+)
+from proxy.core.message import Call, Message, Part
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "digest.json").read_text())
+IMAGE = bytes(range(32))
+OTHER_IMAGE = bytes(32)
+
+
+def read(fields: dict[str, Any]) -> Message:
+    """A message as the vectors write it."""
+    parts = tuple(Part(kind, bytes.fromhex(payload), at) for kind, payload, at in fields.get("parts", ()))
+    calls = tuple(Call(*call) for call in fields.get("calls", ()))
+    return Message(**{**fields, "parts": parts, "calls": calls, "answers": tuple(fields.get("answers", ()))})
+
+
+def digested(message: Message) -> Message:
+    return replace(message, digest=message_digest(message))
+
+
+def calling(arguments: str) -> Message:
+    return Message("assistant", calls=(Call("c1", "read", arguments),))
+
+
+def test_the_version_is_the_one_of_the_vectors() -> None:
+    assert VERSION == b"\x01"
+
+
+@pytest.mark.parametrize("vector", VECTORS["message"], ids=lambda vector: vector["name"])
+def test_a_message_has_the_digest_of_its_vector(vector: dict[str, Any]) -> None:
+    assert message_digest(read(vector["message"])).hex() == vector["expected"]
+
+
+@pytest.mark.parametrize("vector", VECTORS["prefix"], ids=lambda vector: vector["name"])
+def test_a_prefix_has_the_digest_of_its_vector(vector: dict[str, Any]) -> None:
+    messages = [digested(read(message)) for message in vector["messages"]]
+
+    assert [prefix.hex() for prefix in prefix_digests(messages)] == vector["expected"]
+
+
+IMAGE_PART = Part("image_url", IMAGE, 0)
+BASE = Message(
+    "assistant",
+    "text",
+    parts=(IMAGE_PART,),
+    refusal="no",
+    name="ann",
+    calls=(Call("c1", "read", "{}"), Call("c2", "list", "{}")),
+    answers=("c0", "c9"),
+)
+DIFFERENT = {
+    "role": replace(BASE, role="user"),
+    "text": replace(BASE, text="texts"),
+    "text in another case": replace(BASE, text="Text"),
+    "white space in text": replace(BASE, text="text "),
+    "no part": replace(BASE, parts=()),
+    "kind of part": replace(BASE, parts=(replace(IMAGE_PART, kind="file"),)),
+    "payload of part": replace(BASE, parts=(replace(IMAGE_PART, payload=OTHER_IMAGE),)),
+    "place of part": replace(BASE, parts=(replace(IMAGE_PART, at=2),)),
+    "a part twice": replace(BASE, parts=(IMAGE_PART, IMAGE_PART)),
+    "refusal": replace(BASE, refusal=""),
+    "name": replace(BASE, name="bob"),
+    "id of call": replace(BASE, calls=(Call("c3", "read", "{}"), BASE.calls[1])),
+    "name of call": replace(BASE, calls=(Call("c1", "write", "{}"), BASE.calls[1])),
+    "arguments of call": replace(BASE, calls=(Call("c1", "read", "[]"), BASE.calls[1])),
+    "order of calls": replace(BASE, calls=BASE.calls[::-1]),
+    "a call fewer": replace(BASE, calls=BASE.calls[:1]),
+    "answers": replace(BASE, answers=("c0",)),
+    "order of answers": replace(BASE, answers=("c9", "c0")),
+}
+
+
+def test_whatever_the_model_sees_makes_a_message_another() -> None:
+    digests = [message_digest(message) for message in (BASE, *DIFFERENT.values())]
+
+    assert len(set(digests)) == len(digests)
+
+
+def test_how_a_message_was_written_and_counted_does_not_matter() -> None:
+    other = replace(BASE, raw=b'{"role": "assistant"}', tokens=7, digest=b"x" * 32)
+
+    assert message_digest(other) == message_digest(BASE)
+
+
+def test_the_place_of_one_part_among_others_matters() -> None:
+    joined = Message("user", "onetwo", parts=(Part("image_url", IMAGE, 3), Part("file", IMAGE, 3)))
+    moved = Message("user", "onetwo", parts=(Part("image_url", IMAGE, 2), Part("file", IMAGE, 3)))
+
+    assert message_digest(joined) != message_digest(moved)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"a":1,"b":{"c":[1,2],"d":null}}',
+        '{ "b" : { "d" : null, "c" : [ 1, 2 ] },\n\t"a" : 1 }',
+        '{"\\u0061":1,"b":{"c":[1,2],"d":null}}',
+    ],
+)
+def test_key_order_white_space_and_escapes_in_arguments_do_not_matter(arguments: str) -> None:
+    canonical = '{"a":1,"b":{"c":[1,2],"d":null}}'
+
+    assert canonical_arguments(arguments) == canonical
+    assert message_digest(calling(arguments)) == message_digest(calling(canonical))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ('{"a":[1,2]}', '{"a":[2,1]}'),
+        ('{"a":" x"}', '{"a":"x"}'),
+        ('{"a":1}', '{"a":"1"}'),
+        ('{"a":1}', '{"a":true}'),
+        ('{"a":null}', "{}"),
+        ('{"a":12345678901234567890}', '{"a":12345678901234567891}'),
+        ("", "{}"),
+        ("{", "{ "),
+    ],
+)
+def test_arguments_that_differ_make_another_message(one: str, other: str) -> None:
+    assert message_digest(calling(one)) != message_digest(calling(other))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["", "{", "ls -la", '{"a":1} {"b":2}', '{"a":1,"a":2}', "[" * 100_000, "9" * 5000, "\ufeff{}"],
+)
+def test_arguments_that_do_not_parse_are_taken_as_they_are(arguments: str) -> None:
+    assert canonical_arguments(arguments) == arguments
+
+
+def test_a_cleared_tool_result_keeps_its_outline() -> None:
+    full = digested(Message("tool", "42", parts=(IMAGE_PART,), answers=("c1",)))
+    cleared = digested(Message("tool", "[cleared]", answers=("c1",)))
+
+    assert full.digest != cleared.digest
+    assert outline_digest(full) == outline_digest(cleared)
+    assert outline_digest(full) != outline_digest(digested(Message("tool", "42", answers=("c2",))))
+
+
+def test_what_answers_no_call_has_no_outline_but_itself() -> None:
+    message = digested(Message("user", "42"))
+
+    assert outline_digest(message) == message.digest
+
+
+def test_a_message_is_named_after_its_prefix() -> None:
+    assert message_id(bytes(range(32))) == "m_000102030405"
+
+
+CHARACTERS = st.characters(codec=None)
+TEXT = st.text(CHARACTERS, max_size=6)
+CALLS = st.lists(st.builds(Call, TEXT, TEXT, TEXT), max_size=2).map(tuple)
+ROLES = st.sampled_from(["user", "assistant", "tool"])
+MESSAGES = st.builds(
+    Message,
+    ROLES,
+    TEXT,
+    refusal=TEXT,
+    name=TEXT,
+    calls=CALLS,
+    answers=st.lists(TEXT, max_size=2).map(tuple),
+).map(digested)
+
+
+def content(message: Message) -> tuple[object, ...]:
+    """What the digest stands for, compared without it."""
+    calls = [(call.id, call.name, canonical_arguments(call.arguments)) for call in message.calls]
+    return message.role, message.text, message.refusal, message.name, calls, message.answers
+
+
+@given(MESSAGES, MESSAGES)
+def test_messages_share_a_digest_only_if_they_share_their_content(one: Message, other: Message) -> None:
+    assert len(one.digest) == 32
+    assert (one.digest == other.digest) == (content(one) == content(other))
+
+
+@given(st.lists(TEXT, min_size=2, max_size=4), st.integers(1, 3))
+def test_moving_the_edge_between_two_fields_makes_another_message(fields: list[str], cut: int) -> None:
+    whole = "".join(fields)
+    at = min(cut, len(whole))
+    one = Message("user", name=whole[:at], refusal=whole[at:])
+    other = Message("user", name=whole, refusal="")
+
+    assert (message_digest(one) == message_digest(other)) == (at == len(whole))
+    assert message_digest(Message("tool", answers=(whole[:at], whole[at:]))) != message_digest(
+        Message("tool", answers=(whole,))
+    )
+
+
+@given(st.lists(MESSAGES, max_size=6), st.lists(MESSAGES, max_size=3))
+def test_a_prefix_does_not_depend_on_what_follows(before: list[Message], after: list[Message]) -> None:
+    assert prefix_digests(before + after)[: len(before)] == prefix_digests(before)
+
+
+@given(st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=5))
+def test_a_change_anywhere_changes_every_prefix_from_there(digests: list[bytes]) -> None:
+    for at in range(len(digests)):
+        changed = list(digests)
+        changed[at] = bytes(byte ^ 1 for byte in changed[at])
+        pairs = list(zip(chain(digests), chain(changed), strict=True))
+
+        assert all(one == other for one, other in pairs[:at])
+        assert all(one != other for one, other in pairs[at:])
+
+
+def test_prefixes_of_different_lengths_never_match() -> None:
+    prefixes = chain([IMAGE] * 50)
+
+    assert len(set(prefixes)) == 50
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(JSON_VALUES, st.sampled_from([None, 0, 2]), st.booleans())
+def test_arguments_written_in_any_way_are_the_same(
+    value: object, indent: int | None, ascii_only: bool  # noqa: FBT001 - filled by hypothesis
+) -> None:
+    written = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
+    canonical = canonical_arguments(json.dumps(value))
+
+    assert canonical_arguments(written) == canonical
+    assert canonical_arguments(canonical) == canonical
