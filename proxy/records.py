@@ -19,6 +19,7 @@ from proxy.breaker import Breaker
 from proxy.cache import Cache
 from proxy.core import envelope
 from proxy.core.keys import hash_tag
+from proxy.deadline import within
 from proxy.errors import StoreUnavailable
 from proxy.ports import Entry, Record, Store
 
@@ -210,8 +211,7 @@ class Records:
         if not self._breaker.allows():
             raise StoreUnavailable(_RESTING)
         try:
-            async with asyncio.timeout(limit_s or self._deadline_s), self._slots:
-                answer = await self._call(call, was_closed=closed)
+            answer = await within(limit_s or self._deadline_s, self._call(call, was_closed=closed))
         except TimeoutError as error:
             self._breaker.failed(timed_out=True)
             raise StoreUnavailable("store-timeout") from error
@@ -225,9 +225,10 @@ class Records:
         return answer
 
     async def _call(self, call: Callable[[], Awaitable[_T]], *, was_closed: bool) -> _T:
-        if was_closed and not self._breaker.closed:  # the store broke while this call waited for its turn
-            raise StoreUnavailable(_RESTING)
-        return await call()
+        async with self._slots:
+            if was_closed and not self._breaker.closed:  # the store broke while this call waited for its turn
+                raise StoreUnavailable(_RESTING)
+            return await call()
 
     async def _overwritten(self, record: Record) -> bool:
         (there,) = await self._store.read([record.key])

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -254,6 +255,7 @@ async def test_with_a_store_that_hangs_its_own_records_are_used_after_one_deadli
         assert await everything(scene.records) == WITHOUT_STORE
 
     assert 0.25 <= time.monotonic() - start < 2.5
+    await asyncio.sleep(0)
     assert scene.store.calls == ["commit"]
     assert (scene.store.waiting, scene.records.healthy) == (0, False)
 
@@ -328,11 +330,42 @@ async def test_a_client_that_leaves_during_a_call_is_no_failure_of_the_store() -
     scene.store.hangs = True
     finding = asyncio.ensure_future(scene.records.find(["k"]))
     await asyncio.sleep(0)
+    await asyncio.sleep(0)
     finding.cancel()
     with pytest.raises(asyncio.CancelledError):
         await finding
+    await asyncio.sleep(0)
 
     assert (scene.records.healthy, scene.store.waiting) == (True, 0)
+
+
+async def test_an_answer_that_came_while_the_event_loop_was_busy_counts() -> None:
+    scene = Scene(deadline_s=0.05)
+
+    async def read(keys: Sequence[str]) -> list[bytes | None]:
+        await asyncio.to_thread(time.sleep, 0.01)
+        return [pack({"n": 1})]
+
+    scene.store.read = read  # type: ignore[method-assign]
+    asyncio.get_running_loop().call_later(0.005, time.sleep, 0.1)
+
+    assert await scene.records.find(["k"]) == [{"n": 1}]
+
+
+async def test_a_store_that_cannot_be_cancelled_is_left_behind() -> None:
+    scene = Scene(deadline_s=0.01)
+    end = asyncio.Event()
+
+    async def read(keys: Sequence[str]) -> list[bytes | None]:
+        while not end.is_set():
+            with suppress(asyncio.CancelledError):
+                await end.wait()
+        return []
+
+    scene.store.read = read  # type: ignore[method-assign]
+
+    assert await scene.records.find(["k"]) == [None]
+    end.set()
 
 
 async def test_opening_gives_the_store_the_time_it_needs() -> None:

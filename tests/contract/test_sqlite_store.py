@@ -367,3 +367,32 @@ asyncio.run(main())
     store = SqliteStore(tmp_path / "state.db")
     assert sorted(await store.tail("log", 1000)) == sorted(one.split())
     await store.close()
+
+
+async def test_a_process_that_is_killed_leaves_whole_commits(tmp_path: Path) -> None:
+    script = f"""
+import asyncio
+from pathlib import Path
+from proxy.adapters.sqlite_store import SqliteStore
+from proxy.ports import Entry, Record
+
+async def main():
+    store = SqliteStore(Path({str(tmp_path / "state.db")!r}))
+    for n in range(1_000_000):
+        await store.commit(Record(f"k{{n}}", b"%d" % n, 1000), [Entry("log", b"%d" % n, 1000, 1_000_000)])
+        print(n, flush=True)
+
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    done = [int(await process.stdout.readline()) for _ in range(200)]
+    process.kill()
+    await process.wait()
+
+    store = SqliteStore(tmp_path / "state.db")
+    log = await store.tail("log", 1_000_000)
+    found = await store.read([f"k{n}" for n in range(len(log) + 100)])
+    await store.close()
+    assert found == log + [None] * 100
+    assert len(log) >= len(done)
