@@ -1,0 +1,68 @@
+"""The one who asks the demo provider: a thin hand on ASGI that notices a client leaving."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class DepartedError(Exception):
+    """The client has hung up."""
+
+
+class Client:
+    """The one who asked: takes the answer and may leave while waiting for it."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+
+    async def body(self) -> bytes:
+        """The whole request body.
+
+        Raises:
+            DepartedError: The client left before it was complete.
+        """
+        parts = []
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise DepartedError
+            parts.append(message.get("body", b""))
+            if not message.get("more_body"):
+                return b"".join(parts)
+
+    async def wait(self, seconds: float | None) -> None:
+        """Let time pass (None: for ever).
+
+        Raises:
+            DepartedError: The client left meanwhile.
+        """
+        if seconds == 0:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                while (await self._receive())["type"] != "http.disconnect":
+                    pass
+        except TimeoutError:
+            return
+        raise DepartedError
+
+    async def start(self, status: int, kind: bytes, length: int | None = None) -> None:
+        """Send status and headers; without a length the body is chunked."""
+        headers = [(b"content-type", kind), (b"openai-version", b"2020-10-01")]
+        if length is not None:
+            headers.append((b"content-length", str(length).encode()))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def send(self, data: bytes, *, more: bool = False) -> None:
+        """Send a part of the body; the last one has no `more`."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def json(self, status: int, data: bytes) -> None:
+        """Send a whole JSON answer."""
+        await self.start(status, b"application/json", len(data))
+        await self.send(data)

@@ -1,0 +1,201 @@
+"""`compaction-proxy demo`: a long conversation, first without the proxy, then through it, on real sockets."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import httpx
+from pydantic import SecretStr
+
+from proxy.adapters.tiktoken_counter import TiktokenCounter
+from proxy.app import create_app
+from proxy.config import Config
+from proxy.config.sections import ModelSection, ServerSection, StoreSection, SummarySection, UpstreamSection
+from proxy.demo.agent import Agent, Exchange, opening, tool_message
+from proxy.demo.brain import recalled
+from proxy.demo.prompt import text_of
+from proxy.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Provider, Settings, create_provider
+from proxy.demo.script import Script, load
+from proxy.demo.seen import Seen
+from proxy.demo.table import HEAD, Check, Row, note
+from proxy.demo.wire import JsonObject, Reply, message_json
+from proxy.serving import served
+
+WINDOW_TOKENS = 8192
+OVERFLOW = "context_length_exceeded"
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Played:
+    """What came of the conversation through the proxy."""
+
+    agent: Agent
+    exchanges: list[Exchange] = field(default_factory=list)
+    client_tokens: int = 0
+
+
+def demo_config(provider_url: str) -> Config:
+    """A proxy in front of the demo provider that keeps everything in memory."""
+    return Config(
+        server=ServerSection(port=0, secret=SecretStr("demo")),
+        upstream=UpstreamSection(base_url=f"{provider_url}/v1"),
+        store=StoreSection(url="memory://"),
+        summary=SummarySection(model=SUMMARY_MODEL),
+        models={"demo-*": ModelSection(window=WINDOW_TOKENS)},
+    )
+
+
+async def _direct(agent: Agent, say: Say) -> Check:
+    """Play without the proxy until the provider refuses."""
+    for number, turn in enumerate(agent.script.turns, 1):
+        last = (await agent.turn(turn.user))[-1]
+        if last.status != 200:
+            say(f"Sent directly, turn {number} is refused: {last.status} {last.code}.")
+            held = (last.status, last.code) == (400, OVERFLOW)
+            return Check(held, f"sent directly, the conversation ends at turn {number}: {last.code}")
+    return Check(held=False, text="sent directly, the conversation never met the window")
+
+
+async def _proxied(agent: Agent, provider: Provider, say: Say) -> Played:
+    """Play through the proxy, printing each turn."""
+    played = Played(agent)
+    say(HEAD)
+    for number, turn in enumerate(agent.script.turns, 1):
+        exchanges = await agent.turn(turn.user)
+        played.exchanges += exchanges
+        counted = [provider.meter.prompt(exchange.body) for exchange in exchanges]
+        played.client_tokens += sum(counted)
+        seen = next(seen for seen in reversed(provider.log) if seen.model == AGENT_MODEL)
+        say(Row(number, counted[-1], seen.prompt_tokens, note(exchanges)).text())
+        if exchanges[-1].status != 200:
+            break
+    return played
+
+
+def _expected_history(script: Script) -> list[JsonObject]:
+    """The whole conversation, as a client has it whose model forgets nothing."""
+    history = opening(script)
+    for turn in script.turns:
+        history.append({"role": "user", "content": turn.user})
+        for step in turn.steps:
+            text = recalled(step.text, history, script.facts)
+            history.append(message_json(Reply(text, step.calls)))
+            history += [tool_message(call.id, script) for call in step.calls]
+    return history
+
+
+def _first_question(script: Script) -> str:
+    """The user message from which on the conversation asks about the planted facts."""
+    return next(turn.user for turn in script.turns if any("{" in step.text for step in turn.steps))
+
+
+def _facts(script: Script, last: Seen) -> Check:
+    """Look for the facts in the last request, before the questions about them and the answers."""
+    texts = [text_of(message) for message in last.messages()]
+    question = _first_question(script)
+    before = texts[: texts.index(question)] if question in texts else texts[:-1]
+    lost = [name for name, fact in script.facts.items() if not any(fact in text for text in before)]
+    if lost:
+        return Check(held=False, text=f"lost on the way: {', '.join(lost)}")
+    names = ", ".join(script.facts)
+    return Check(held=True, text=f"the model still sees what was said in turns 1 to 3: {names}")
+
+
+def _answered(played: Played) -> Check:
+    turns = len(played.agent.script.turns)
+    asked = sum(message["role"] == "user" for message in played.agent.history)
+    held = asked == turns and all(exchange.status == 200 for exchange in played.exchanges)
+    requests = len(played.exchanges)
+    return Check(held, f"through the proxy, {asked} of {turns} turns went well ({requests} requests)")
+
+
+def _within_window(log: list[Seen]) -> Check:
+    largest = max(log, key=lambda seen: seen.prompt_tokens + seen.output_tokens)
+    size = largest.prompt_tokens + largest.output_tokens
+    held = size <= WINDOW_TOKENS and all(seen.code != OVERFLOW for seen in log)
+    text = f"nothing went over the window of {WINDOW_TOKENS:,} tokens (largest: {size:,}, answer included)"
+    return Check(held, text)
+
+
+def _checks(direct: Check, played: Played, log: list[Seen]) -> list[Check]:
+    script = played.agent.script
+    last = [seen for seen in log if seen.model == AGENT_MODEL][-1]
+    whole = played.agent.history == _expected_history(script)
+    return [
+        direct,
+        _answered(played),
+        _facts(script, last),
+        _within_window(log),
+        Check(
+            whole, f"the client's own history is whole and unchanged ({len(played.agent.history)} messages)"
+        ),
+    ]
+
+
+def _total(played: Played, log: list[Seen]) -> str:
+    read = sum(seen.prompt_tokens for seen in log)
+    summaries = sum(seen.model == SUMMARY_MODEL for seen in log)
+    saved = 1 - read / played.client_tokens
+    return (
+        f"In all the client sent {played.client_tokens:,} tokens and the provider read {read:,} "
+        f"({saved:.0%} less), {summaries} summary calls included."
+    )
+
+
+async def _play(provider: Provider, direct_url: str, proxy_url: str, say: Say) -> bool:
+    script = load()
+    say(f"A conversation of {len(script.turns)} turns for a model with a window of {WINDOW_TOKENS:,} tokens.")
+    say("")
+    async with httpx.AsyncClient(trust_env=False) as http:
+        direct = await _direct(Agent(http, direct_url, script, opening(script)), say)
+        asked_directly = len(provider.log)
+        say("The same through the proxy:")
+        say("")
+        played = await _proxied(Agent(http, proxy_url, script, opening(script)), provider, say)
+    log = list(provider.log[asked_directly:])
+    say("")
+    say(_total(played, log))
+    say("")
+    checks = _checks(direct, played, log)
+    for check in checks:
+        say(check.line())
+    return all(check.held for check in checks)
+
+
+async def _wait_for_ever(provider_url: str, proxy_url: str) -> None:
+    print(f"\nStill running; Ctrl-C ends it.\nprovider: {provider_url}/v1\nproxy:    {proxy_url}/v1\n")
+    print(f"export OPENAI_BASE_URL={proxy_url}/v1 OPENAI_API_KEY=demo\n")
+    body = f'{{"model":"{AGENT_MODEL}","messages":[{{"role":"user","content":"Hello"}}]}}'
+    print(f"curl {proxy_url}/v1/chat/completions --json '{body}'", flush=True)
+    await asyncio.Event().wait()
+
+
+async def run(say: Say, *, keep: bool = False) -> bool:
+    """Run the demo, handing each line to `say`, and tell whether everything held; with `keep`, never return."""
+    provider = create_provider(Settings(TiktokenCounter(say), window=WINDOW_TOKENS))
+    async with served(provider) as provider_url, served(create_app(demo_config(provider_url))) as proxy_url:
+        held = await _play(provider, provider_url, proxy_url, say)
+        if keep:
+            await _wait_for_ever(provider_url, proxy_url)
+    return held
+
+
+def table_text() -> str:
+    """Everything that the demo prints, as README shows it."""
+    lines: list[str] = []
+    asyncio.run(run(lines.append))
+    return "\n".join(lines) + "\n"
+
+
+def main(keep: bool = False) -> int:  # noqa: FBT001, FBT002 - the command line hands its flag on
+    """Run the demo on stdout.
+
+    Returns:
+        0 if everything held, else 1. With `keep`, Ctrl-C ends it with 0.
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        return 0 if asyncio.run(run(lambda line: print(line, flush=True), keep=keep)) else 1
+    return 0 if keep else 130

@@ -1,0 +1,153 @@
+"""The demo provider's side of the chat completions format: what goes over the wire, as bytes."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+JsonObject = dict[str, Any]
+
+PIECE_WORDS = 3
+ARGUMENT_PIECE_CHARACTERS = 16
+FINGERPRINT = "fp_demo"
+DONE = b"data: [DONE]\n\n"
+
+_WORD = re.compile(r"\s*\S+\s*?(?=\s|$)|\s+")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call that the model makes; `arguments` is JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the model says: text, tool calls, or both."""
+
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    finish_reason: str = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one exchange, as the provider bills them."""
+
+    prompt: int
+    completion: int
+    cached: int
+
+    def as_json(self) -> JsonObject:
+        """The `usage` object."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached, "audio_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What stands around every answer: its id, its time in seconds since the epoch, and the model's name."""
+
+    id: str
+    created: int
+    model: str
+
+    def around(self, kind: str, fields: JsonObject) -> JsonObject:
+        """`fields` inside an object of the named kind."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "service_tier": "default",
+            "system_fingerprint": FINGERPRINT,
+            **fields,
+        }
+
+
+def dumps(value: object) -> bytes:
+    """Compact JSON in UTF-8. A lone surrogate, which a client may send escaped, stays escaped."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def pieces(text: str) -> list[str]:
+    """The text cut into runs of a few words, as a model's stream arrives. Joined they are the text."""
+    words = _WORD.findall(text)
+    return ["".join(words[at : at + PIECE_WORDS]) for at in range(0, len(words), PIECE_WORDS)]
+
+
+def _call_json(call: ToolCall) -> JsonObject:
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+def message_json(reply: Reply) -> JsonObject:
+    """The reply as an assistant message, as a client would put it into its history."""
+    message: JsonObject = {"role": "assistant", "content": reply.text or None}
+    if reply.calls:
+        message["tool_calls"] = [_call_json(call) for call in reply.calls]
+    return message
+
+
+def completion(envelope: Envelope, reply: Reply, usage: Usage) -> bytes:
+    """A whole answer that is not streamed."""
+    message = {**message_json(reply), "refusal": None, "annotations": []}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish_reason}
+    return dumps(envelope.around("chat.completion", {"choices": [choice], "usage": usage.as_json()}))
+
+
+def _call_deltas(index: int, call: ToolCall) -> Iterator[JsonObject]:
+    head = {"index": index, **_call_json(ToolCall(call.id, call.name, ""))}
+    yield {"tool_calls": [head]}
+    for at in range(0, len(call.arguments), ARGUMENT_PIECE_CHARACTERS):
+        piece = call.arguments[at : at + ARGUMENT_PIECE_CHARACTERS]
+        yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+
+
+def _deltas(reply: Reply) -> Iterator[JsonObject]:
+    yield {"role": "assistant", "content": None if reply.calls and not reply.text else "", "refusal": None}
+    for piece in pieces(reply.text):
+        yield {"content": piece}
+    for index, call in enumerate(reply.calls):
+        yield from _call_deltas(index, call)
+
+
+def stream(envelope: Envelope, reply: Reply, usage: Usage | None) -> Iterator[bytes]:
+    """The answer as server-sent events, `[DONE]` included.
+
+    With `usage` every chunk has the field, null but in an extra last chunk without choices.
+    """
+    extra = {} if usage is None else {"usage": None}
+
+    def event(choices: list[JsonObject], more: JsonObject) -> bytes:
+        return (
+            b"data: "
+            + dumps(envelope.around("chat.completion.chunk", {"choices": choices, **more}))
+            + b"\n\n"
+        )
+
+    def choice(delta: JsonObject, finish_reason: str | None) -> list[JsonObject]:
+        return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}]
+
+    for delta in _deltas(reply):
+        yield event(choice(delta, None), extra)
+    yield event(choice({}, reply.finish_reason), extra)
+    if usage is not None:
+        yield event([], {"usage": usage.as_json()})
+    yield DONE
