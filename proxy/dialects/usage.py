@@ -20,6 +20,7 @@ _MAX_CANDIDATES: Final = 8
 
 _LINE_ENDS: Final = re.compile(rb"\r\n|\n|\r")
 _USAGE: Final = re.compile(rb'"usage"\s*:')
+_TELLING: Final = re.compile(rb'"usage"\s*:\s*\{|"finish_reason"\s*:\s*"')
 _DECODER: Final = json.JSONDecoder()
 
 
@@ -103,7 +104,7 @@ def _with_reason(usage: Usage | None, reason: str) -> Usage | None:
 
 def _events_backwards(tail: bytes) -> Iterator[Mapping[str, object]]:
     for line in reversed(_LINE_ENDS.split(tail)):
-        if line.startswith(b"data:") and (b'"usage"' in line or b'"finish_reason"' in line):
+        if line.startswith(b"data:") and _TELLING.search(line):
             yield _mapping(_parsed(line[5:]))
 
 

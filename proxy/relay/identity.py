@@ -6,13 +6,13 @@ are DESIGN.md §5.2; a change here orphans everything stored.
 """
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
 Headers = Sequence[tuple[bytes, bytes]]
 
-CREDENTIAL_HEADERS: Final = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-key"})
+CREDENTIAL_HEADERS: Final = frozenset({b"authorization", b"api-key", b"x-api-key", b"x-goog-api-key"})
 
 # Agents that run under one session id each hold a conversation of their own.
 _LANES: Final = {"x-claude-code-session-id": "x-claude-code-agent-id"}
@@ -52,18 +52,13 @@ def tenant(headers: Headers, secret: bytes, origin: str, mode: str) -> str:
         mode: `credential`, `header:NAME` or `none` (`session.tenant`). Where nothing is sent that could tell
             tenants apart, all are one: anonymous.
     """
-    if mode == "none":
-        names: frozenset[str] = frozenset()
-    elif mode.startswith("header:"):
-        names = frozenset({mode.removeprefix("header:").strip().lower()})
-    else:
-        names = CREDENTIAL_HEADERS
-    wanted = frozenset(name.encode("latin-1") for name in names)
+    kind, _, name = mode.partition(":")
+    wanted = CREDENTIAL_HEADERS if kind == "credential" else frozenset({name.lower().encode()})
     # Sorted, because the order of different headers means nothing (RFC 9110 §5.3).
     found = sorted((key.lower(), value) for key, value in headers if key.lower() in wanted and value.strip())
-    kind = mode.partition(":")[0].encode() if found else b"anonymous"
+    source = kind.encode() if found else b"anonymous"
     fields = (field for pair in found for field in pair)
-    return _keyed(secret, b"tenant", kind, origin.encode(), *fields)
+    return _keyed(secret, b"tenant", source, origin.encode(), *fields)
 
 
 def _valid(value: bytes) -> bytes | None:
@@ -76,10 +71,16 @@ def _valid(value: bytes) -> bytes | None:
     return text.encode("utf-8") if valid else None
 
 
-def _first_valid(headers: Headers, name: str) -> bytes | None:
-    wanted = name.encode("latin-1")
-    values = (_valid(value) for key, value in headers if key.lower() == wanted)
-    return next(filter(None, values), None)
+def _ids(headers: Headers, names: Iterable[str]) -> dict[str, bytes]:
+    """The first valid id in each of the headers named, by lower-case name."""
+    wanted = {name.encode(): name for name in names}
+    found: dict[str, bytes] = {}
+    for key, value in headers:
+        name = wanted.get(key.lower())
+        told = _valid(value) if name is not None and name not in found else None
+        if name is not None and told is not None:
+            found[name] = told
+    return found
 
 
 def named(secret: bytes, tenant: str, kind: str, *values: bytes) -> str:
@@ -96,12 +97,13 @@ def conversation(headers: Headers, names: Sequence[str], secret: bytes, tenant: 
 
     A valid id has 1 to 256 printable characters, white space around it aside. None if there is none.
     """
-    for name in map(str.lower, names):
-        value = _first_valid(headers, name)
-        if value is not None:
-            lane = _first_valid(headers, _LANES[name]) if name in _LANES else None
-            return named(secret, tenant, name, value, *filter(None, [lane]))
-    return None
+    ordered = [name.lower() for name in names]
+    found = _ids(headers, [*ordered, *_LANES.values()])
+    name = next((name for name in ordered if name in found), None)
+    if name is None:
+        return None
+    lane = found.get(_LANES.get(name, ""))
+    return named(secret, tenant, name, found[name], *filter(None, [lane]))
 
 
 def minted(secret: bytes, tenant: str, prefix_digest: bytes) -> str:

@@ -241,7 +241,9 @@ JSON_VALUES = st.recursive(
 
 @given(JSON_VALUES, st.sampled_from([None, 0, 2]), st.booleans())
 def test_arguments_written_in_any_way_are_the_same(
-    value: object, indent: int | None, ascii_only: bool  # noqa: FBT001 - filled by hypothesis
+    value: object,
+    indent: int | None,
+    ascii_only: bool,  # noqa: FBT001 - filled by hypothesis
 ) -> None:
     written = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
     canonical = canonical_arguments(json.dumps(value))
