@@ -340,14 +340,14 @@ async def test_a_client_that_leaves_during_a_call_is_no_failure_of_the_store() -
 
 
 async def test_an_answer_that_came_while_the_event_loop_was_busy_counts() -> None:
-    scene = Scene(deadline_s=0.05)
+    scene = Scene(deadline_s=0.1)
 
     async def read(keys: Sequence[str]) -> list[bytes | None]:
         await asyncio.to_thread(time.sleep, 0.01)
         return [pack({"n": 1})]
 
     scene.store.read = read  # type: ignore[method-assign]
-    asyncio.get_running_loop().call_later(0.005, time.sleep, 0.1)
+    asyncio.get_running_loop().call_later(0.005, time.sleep, 0.3)
 
     assert await scene.records.find(["k"]) == [{"n": 1}]
 
