@@ -1,7 +1,7 @@
 import zlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core import envelope
@@ -10,16 +10,18 @@ TEXT = st.text(st.characters(exclude_categories=()))  # lone surrogates too: cli
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
     lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
-    max_leaves=20,
+    max_leaves=8,
 )
-FIELDS = st.dictionaries(TEXT, VALUES)
+FIELDS = st.dictionaries(TEXT, VALUES, max_size=5)
 
 
+@settings(deadline=None)
 @given(FIELDS)
 def test_what_was_packed_is_unpacked(fields: dict[str, object]) -> None:
     assert envelope.unpack(envelope.pack(fields)) == fields
 
 
+@settings(deadline=None)
 @given(FIELDS, st.integers(1, 200))
 def test_large_records_are_deflated_and_come_back(fields: dict[str, object], times: int) -> None:
     large = {**fields, "text": "long text " * times * 10}
@@ -31,6 +33,7 @@ def test_large_records_are_deflated_and_come_back(fields: dict[str, object], tim
     assert packed[:2] == (b"\x01\x01" if len(content) > 1024 else b"\x01\x00")
 
 
+@settings(deadline=None)
 @given(FIELDS, st.data())
 def test_any_changed_byte_gives_none_or_fields(fields: dict[str, object], data: st.DataObject) -> None:
     packed = bytearray(envelope.pack({**fields, "pad": "x" * data.draw(st.sampled_from([0, 2000]))}))
@@ -41,6 +44,7 @@ def test_any_changed_byte_gives_none_or_fields(fields: dict[str, object], data: 
     assert found is None or isinstance(found, dict)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_give_none_or_fields(data: bytes) -> None:
     for start in (b"", b"\x01\x00", b"\x01\x01"):
