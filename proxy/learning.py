@@ -4,6 +4,7 @@ One record per upstream origin and model, held in the process and kept in the st
 restart does not have to run into the same error again.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -36,7 +37,7 @@ class Learned:
 class Learning:
     """Remembers what was learned. `clock` gives monotonic seconds."""
 
-    def __init__(self, records: Records, clock: Callable[[], float]) -> None:
+    def __init__(self, records: Records, clock: Callable[[], float] = time.monotonic) -> None:
         self._records = records
         self._clock = clock
         self._known: dict[str, Learned] = {}
@@ -55,10 +56,10 @@ class Learning:
         key = model_key(origin, model)
         return self._fresh(key).window if key in self._known else None
 
-    def smallest_window(self) -> int | None:
-        """The smallest window learned of any model."""
-        windows = (self._fresh(key).window for key in self._known)
-        return min((window for window in windows if window), default=None)
+    def calibration(self, origin: str, model: str) -> Calibration:
+        """How the upstream counts, as far as this process knows it already."""
+        known = self._known.get(model_key(origin, model))
+        return known.calibration if known else Calibration.prior(model)
 
     async def overflowed(self, origin: str, model: str, window: int) -> None:
         """An error named the window. A smaller one replaces a larger one, until that is forgotten."""

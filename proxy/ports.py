@@ -1,4 +1,7 @@
-"""What the use cases ask of the outside world. Adapters implement these; tests run one contract suite on each."""
+"""What the use cases ask of the outside world.
+
+Adapters implement these; one contract suite runs on every adapter of a port.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -20,6 +20,7 @@ PROMPT_MEMBERS = ("tools", "functions", "response_format")
 
 # An unescaped `"model"` can only be a key: inside a string its quotes would be escaped.
 _MODEL = re.compile(rb'(?<!\\)"model"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_OUTPUT = re.compile(rb'(?<!\\)"max_(?:completion_)?tokens"\s*:\s*(\d{1,9})\b')
 _MEDIA = (b'"image_url"', b'"input_audio"', b'"file"', b'"video_url"')
 
 
@@ -50,6 +51,11 @@ def models_named(raw: bytes) -> set[str]:
     A nested key of the same name may add one, so the set holds the right one and perhaps more.
     """
     return {found.decode("utf-8", "replace") for found in _MODEL.findall(raw)}
+
+
+def outputs_named(raw: bytes) -> list[int]:
+    """Every limit of the output that the body could mean, in tokens, found without parsing."""
+    return [int(found) for found in _OUTPUT.findall(raw)]
 
 
 def has_media(raw: bytes) -> bool:

@@ -1,9 +1,11 @@
 """Which requests are whose, and where they go. Pure; DESIGN.md §5.1."""
 
+import re
 from functools import lru_cache
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 COMPACTED_ENDING = b"/chat/completions"
+_DEPLOYMENT = re.compile(rb"/deployments/([^/]+)/chat/completions\Z")
 
 OWN_PATHS = frozenset(
     {
@@ -24,6 +26,12 @@ OWN_TREES = frozenset({"admin", "ui", "mcp"})
 def is_compacted(method: str, raw_path: bytes) -> bool:
     """Whether a request carries a conversation that we may compact, under whatever prefix."""
     return method == "POST" and raw_path.endswith(COMPACTED_ENDING)
+
+
+def deployment(raw_path: bytes) -> str | None:
+    """The model that an Azure path names, or None."""
+    found = _DEPLOYMENT.search(raw_path)
+    return unquote(found[1].decode("latin-1")) if found else None
 
 
 def is_own(path: str, base_path: str = "") -> bool:

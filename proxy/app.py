@@ -1,0 +1,148 @@
+"""The composition root: builds everything from a configuration, and owns its life cycle."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import structlog
+from starlette.routing import Router
+from starlette.types import ASGIApp
+
+from proxy import __version__
+from proxy.adapters.aiohttp_transport import AiohttpTransport
+from proxy.adapters.character_counter import CharacterCounter
+from proxy.adapters.store_url import installation_secret, open_store
+from proxy.adapters.summary_model import HttpSummaryModel
+from proxy.adapters.tiktoken_counter import TiktokenCounter
+from proxy.admin.app import Readiness, create_admin
+from proxy.compactor import Compactor
+from proxy.config.model import Config
+from proxy.conversations import Conversations
+from proxy.counting import Counting
+from proxy.errors import StoreUnavailable
+from proxy.instructions import check_instructions, instructions
+from proxy.learning import Learning
+from proxy.logs import STORE_FAILED, TOKENIZER_FAILED
+from proxy.reading import Reading
+from proxy.records import Records
+from proxy.relay.asgi import Dispatcher
+from proxy.relay.blind import Blind
+from proxy.relay.chat import Chat
+from proxy.relay.exchange import Upstream
+from proxy.relay.gate import Gate
+from proxy.relay.identity import minted, origin
+from proxy.rounds import Rounds
+from proxy.view import Viewer
+
+CONNECT_TIMEOUT_S = 10.0
+HOP_CHARACTERS = 16
+
+_log = structlog.get_logger()
+
+
+def _store_failed(error: StoreUnavailable) -> None:
+    _log.warning(STORE_FAILED, reason=error.reason, error=type(error.__cause__ or error).__name__)
+
+
+def _tokenizer_failed(line: str) -> None:
+    _log.warning(TOKENIZER_FAILED, reason=line)
+
+
+def _secret(config: Config, store_url: str) -> bytes:
+    """`server.secret`, or the one that this installation made for itself."""
+    configured = config.server.secret.get_secret_value()
+    return configured.encode() if configured else installation_secret(store_url, _store_failed)
+
+
+class _Parts:
+    """Everything that is built once, and opened and closed together.
+
+    Args:
+        config: The configuration; a store URL that is not set means memory.
+    """
+
+    def __init__(self, config: Config) -> None:
+        check_instructions(config)
+        store_url = config.store.url or "memory://"
+        self.store = open_store(store_url)
+        self.records = Records(self.store, _store_failed)
+        self.transport = AiohttpTransport()
+        self.counter = TiktokenCounter(_tokenizer_failed)
+        self.countings = {
+            "tiktoken": Counting(self.counter),
+            "characters": Counting(CharacterCounter()),
+        }
+        self.reading = Reading(self.countings)
+        self.learning = Learning(self.records)
+        self.rounds = Rounds(HttpSummaryModel(self.transport), self.records, self.reading)
+        self.conversations = Conversations(self.records, config.store.ttl_s)
+        self.secret = _secret(config, store_url)
+        self.ready = False
+
+    @asynccontextmanager
+    async def running(self, _: object) -> AsyncIterator[None]:
+        """The life cycle: ready when the tokenizer is loaded, whatever the store does."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.records.close)
+            stack.callback(self.reading.close)
+            stack.push_async_callback(self.transport.aclose)
+            stack.push_async_callback(self.conversations.close)
+            stack.push_async_callback(self.rounds.close)
+            await asyncio.gather(self.records.open(), asyncio.to_thread(self.counter.warm))
+            self.conversations.start()
+            self.ready = True
+            yield
+            self.ready = False
+
+    def readiness(self) -> Readiness:
+        """Whether requests can be served, and how the store is."""
+        return Readiness(self.ready, "ok" if self.records.healthy else "down", __version__)
+
+    def compactor(self, config: Config) -> Compactor:
+        """The use case over these parts."""
+        return Compactor(
+            Viewer(self.reading, self.records, self.learning),
+            self.rounds,
+            self.reading,
+            self.learning,
+            instructions=instructions,
+            minted=lambda tenant, prefix: minted(self.secret, tenant, prefix),
+            ttl_s=config.store.ttl_s,
+        )
+
+
+def create_app(config: Config) -> ASGIApp:
+    """The proxy as an ASGI application; its lifespan opens and closes everything.
+
+    Raises:
+        ConfigError: The configuration names something that is not there.
+    """
+    parts = _Parts(config)
+    target = origin(config.upstream.base_url)
+    hop = hashlib.sha256(b"hop" + parts.secret).hexdigest()[:HOP_CHARACTERS]
+    upstream = Upstream(
+        base_url=config.upstream.base_url,
+        api_key=config.upstream.api_key.get_secret_value(),
+        hop=hop,
+        transport=parts.transport,
+        connect_timeout_s=CONNECT_TIMEOUT_S,
+        read_timeout_s=config.upstream.timeout_s,
+    )
+    chat = Chat(
+        config,
+        upstream,
+        target,
+        compactor=parts.compactor(config),
+        gate=Gate(config, parts.learning, target),
+        conversations=parts.conversations,
+        secret=parts.secret,
+    )
+    return Dispatcher(
+        admin=create_admin(parts.readiness, config.server.base_path),
+        chat=chat,
+        blind=Blind(upstream),
+        hop=hop,
+        base_path=config.server.base_path,
+        lifespan=Router(lifespan=parts.running),
+    )

@@ -1,0 +1,267 @@
+"""The use case: a request in, a request that fits out, and never a failure of ours in between.
+
+`fit` reads and sizes the request, applies what earlier rounds have made of it, makes a round where one is
+due, and goes down the ladder where the result would still not fit. Whatever goes wrong here, the client's own
+bytes go on.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import structlog
+
+from proxy.config.model import ModelSettings
+from proxy.core.digest import message_id, prefix_digests
+from proxy.core.keys import checkpoint_keys
+from proxy.core.ladder import squeeze
+from proxy.core.message import Message
+from proxy.core.planner import plan
+from proxy.core.repair import alternate, repair
+from proxy.core.trigger import automatic, mark
+from proxy.dialects.chat import write
+from proxy.dialects.chat_message import shortened
+from proxy.dialects.overflow import Overflow
+from proxy.errors import CompactionError, SummaryFailed
+from proxy.fitting import Ask, Fit, Mode, Report, Status
+from proxy.guard import contained
+from proxy.learning import Learning
+from proxy.policies import policy_for
+from proxy.reading import Reading
+from proxy.rounds import Rounds
+from proxy.summarising import Job
+from proxy.view import View, Viewer
+
+# A waiting client gives at most this share of its patience to a summary.
+PATIENCE_SHARE = 0.25
+# Rounds of cutting until a list fits: an estimate of how characters turn into tokens is never exact.
+CUTS = 4
+CUT_MARGIN = 0.92
+# Where an overflow error names no limit, the request is made this much smaller than what was refused.
+BLIND_SHARE = 0.7
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What will be forwarded, before it is written.
+
+    Attributes:
+        messages: The list.
+        changed: Whether it differs from the client's.
+        fits: Whether it fits, as far as we can tell.
+    """
+
+    messages: tuple[Message, ...]
+    changed: bool
+    fits: bool
+
+
+class Compactor:
+    """Makes requests fit.
+
+    Args:
+        viewer: Reads requests and finds what is stored of them.
+        rounds: Makes rounds.
+        reading: Counts what was cut.
+        learning: Learns from the upstream.
+        instructions: System prompt of the summary call for a model's settings.
+        minted: A conversation's id, for a tenant and a prefix digest, where the client gave none.
+        ttl_s: Seconds that checkpoints are kept.
+    """
+
+    def __init__(
+        self,
+        viewer: Viewer,
+        rounds: Rounds,
+        reading: Reading,
+        learning: Learning,
+        *,
+        instructions: Callable[[ModelSettings], str],
+        minted: Callable[[str, bytes], str],
+        ttl_s: float,
+    ) -> None:
+        self._viewer = viewer
+        self._rounds = rounds
+        self._reading = reading
+        self._learning = learning
+        self._instructions = instructions
+        self._minted = minted
+        self._ttl_s = ttl_s
+
+    async def fit(self, ask: Ask) -> Fit:
+        """The request, made to fit; as it came where that was not possible or not needed."""
+        return await self._contained(ask, tight=False)
+
+    async def refit(self, ask: Ask, refused: Fit, overflow: Overflow) -> Fit | None:
+        """The request made to fit what the upstream has just refused it for; None if it cannot be.
+
+        Learns the limit and the true count that the error names.
+        """
+        if overflow.kind == "bytes" or not automatic(policy_for(ask.settings).trigger):
+            return None
+        limit = await self._lesson(ask, refused, overflow)
+        window = min(filter(None, (limit, ask.settings.window)), default=None)
+        forced = replace(ask, mode=Mode.FORCE, settings=replace(ask.settings, window=window))
+        fit = await self._contained(forced, tight=True)
+        return None if fit.raw == refused.raw or fit.raw is ask.body.raw else fit
+
+    async def _lesson(self, ask: Ask, refused: Fit, overflow: Overflow) -> int:
+        """Learn from a refusal, and say what window the request must fit."""
+        estimate = refused.estimate
+        if not estimate:  # it had passed the gate uncounted
+            view = await self._viewer.view(ask)
+            estimate = view.counted(view.messages)
+        if overflow.used:
+            await self._learning.observed(ask.origin, ask.model, estimate, overflow.used)
+        if overflow.limit is None:
+            learned = await self._learning.of(ask.origin, ask.model)
+            return int(learned.calibration.size(estimate) * BLIND_SHARE)
+        if overflow.kind != "tpm":
+            await self._learning.overflowed(ask.origin, ask.model, overflow.limit)
+        return overflow.limit
+
+    async def observe(self, ask: Ask, fit: Fit, prompt_tokens: int) -> None:
+        """Learn from the usage of an answered request."""
+        if fit.estimate:
+            await self._learning.observed(ask.origin, ask.model, fit.estimate, prompt_tokens)
+
+    async def _contained(self, ask: Ask, *, tight: bool) -> Fit:
+        fit = Fit(ask.body.raw, 0, Report(Status.FAILED_OPEN, ask.conversation, reason="internal"))
+
+        def failed(error: BaseException) -> None:
+            nonlocal fit
+            reason = error.reason if isinstance(error, CompactionError) else "internal"
+            fit = replace(fit, report=replace(fit.report, reason=reason))
+            if reason == "internal":
+                _log.exception("compaction.failed", reason=reason, exc_info=error)
+
+        with contained(failed):
+            fit = await self._fit(ask, tight=tight)
+        return fit
+
+    async def _fit(self, ask: Ask, *, tight: bool) -> Fit:
+        if ask.mode is Mode.BYPASS:
+            return Fit(ask.body.raw, 0, Report(Status.BYPASSED, ask.conversation))
+        view = await self._viewer.view(ask, tight=tight)
+        due = "force" if ask.mode is Mode.FORCE else view.due()
+        reason = None
+        if ask.mode is Mode.SHADOW:
+            return self._written(view, Settled(view.messages, changed=False, fits=True), Status.SHADOW, due)
+        if due is not None:
+            try:
+                view = await self._compacted(view, due)
+                status = Status.APPLIED
+            except SummaryFailed as failed:
+                reason, status = failed.reason, Status.FAILED_OPEN
+        else:
+            status = Status.REUSED if view.earlier else Status.NONE
+        if reason == "nothing-to-take":
+            status = Status.REUSED if view.earlier else Status.NONE
+        settled = await self._settled(view)
+        if settled.changed and status in {Status.NONE, Status.FAILED_OPEN}:
+            status = Status.APPLIED
+        if not settled.fits and view.automatic:
+            status = Status.OVER_LIMIT
+        return self._written(view, settled, status, reason)
+
+    async def _compacted(self, view: View, due: str) -> View:
+        """The view with a new round in force.
+
+        Raises:
+            SummaryFailed: There is nothing to take, or no summary.
+        """
+        made = plan(view.body, view.effective, view.policy, view.earlier)
+        if made is None:
+            raise SummaryFailed("nothing-to-take")
+        if not view.ask.routes:
+            raise SummaryFailed("no-summary-model")
+        ask, settings = view.ask, view.ask.settings
+        last = view.prefixes[made.length - 1]
+        [key] = checkpoint_keys(ask.tenant, view.prefixes[0], view.policy.name, [last])
+        job = Job(
+            plan=made,
+            policy=view.policy,
+            key=key,
+            tenant=ask.tenant,
+            conversation=self._conversation(view) or self._minted(ask.tenant, last),
+            messages=view.body,
+            prefixes=view.prefixes,
+            earlier=view.earlier,
+            instructions=self._instructions(settings),
+            routes=ask.routes,
+            gauge=view.gauge,
+            ratio=view.calibration.ratio,
+            tokens_before=view.size(view.effective),
+            reason=due,
+            timeout_s=settings.summary.timeout_s,
+            ttl_s=self._ttl_s,
+        )
+        wait_s = settings.compaction.max_block_s or settings.summary.timeout_s
+        if ask.patience_s is not None:
+            wait_s = min(wait_s, ask.patience_s * PATIENCE_SHARE)
+        finish = settings.compaction.on_disconnect == "finish"
+        return view.with_checkpoint(await self._rounds.make(job, wait_s, finish=finish))
+
+    async def _settled(self, view: View) -> Settled:
+        """The list to forward: as it is if it may be, else repaired, and cut until it fits."""
+        over = view.automatic and view.over(view.effective)
+        if view.earlier is None and not over:
+            return Settled(view.messages, changed=False, fits=True)
+        valid = repair(view.effective)
+        if view.ask.settings.alternation == "strict":
+            valid = alternate(valid)
+        messages = tuple(await self._sized(valid, view))
+        if over:
+            messages = await self._cut(messages, view)
+        if view.counted(messages) > view.counted(view.messages):  # never larger
+            messages = view.messages
+        return Settled(messages, changed=messages is not view.messages, fits=not view.over(messages))
+
+    async def _sized(self, messages: tuple[Message, ...], view: View) -> list[Message]:
+        """The messages, those of ours among them counted."""
+        new = [each for each in messages if not each.tokens]
+        counted = iter(await self._reading.counted(new, view.gauge))
+        return [each if each.tokens else next(counted) for each in messages]
+
+    async def _cut(self, messages: tuple[Message, ...], view: View) -> tuple[Message, ...]:
+        """The floor of the ladder: the list brought under the limit without a model."""
+        ours = {id(each) for each in (view.earlier.stand_ins if view.earlier else ()) if each}
+        stand_ins = frozenset(k for k, each in enumerate(messages) if id(each) in ours)
+        handles = [message_id(prefix) for prefix in prefix_digests(messages)]
+        room = int(view.budget.limit * 1_000 / view.calibration.bound(1_000)) - view.overhead
+        cut = messages
+        for _ in range(CUTS):
+            squeezed = squeeze(messages, room, stand_ins)
+            pairs = zip(messages, squeezed.allowances, handles, strict=True)
+            kept = [
+                each if allowed is None else shortened(each, CUT_MARGIN * allowed / each.tokens, handle)
+                for each, allowed, handle in pairs
+                if allowed != 0
+            ]
+            cut = tuple(await self._sized(tuple(kept), view))
+            if not view.over(cut) or not squeezed.fits:
+                break
+            room = int(room * CUT_MARGIN)
+        return cut
+
+    def _conversation(self, view: View) -> str | None:
+        """The id that the headers gave, else the one that the stored rounds carry along."""
+        return view.ask.conversation or (view.earlier.conversation if view.earlier else None)
+
+    def _written(self, view: View, settled: Settled, status: Status, reason: str | None) -> Fit:
+        raw = write(view.ask.body, settled.messages) if settled.changed else view.ask.body.raw
+        report = Report(
+            status=status,
+            conversation=self._conversation(view),
+            strategy=view.policy.name if settled.changed or status is not Status.NONE else None,
+            round=view.earlier.round if view.earlier and settled.changed else None,
+            messages_before=len(view.messages),
+            messages_after=len(settled.messages),
+            tokens_before=view.size(view.messages),
+            tokens_after=view.size(settled.messages),
+            window=view.budget.window,
+            trigger=mark(view.rows, view.budget),
+            reason=reason,
+        )
+        return Fit(raw, view.counted(settled.messages), report)

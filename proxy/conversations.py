@@ -1,0 +1,114 @@
+"""The totals of each conversation: gathered in the process, written now and then, in no request's way."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import structlog
+
+from proxy.core.keys import conversation_key
+from proxy.dialects.usage import Usage
+from proxy.guard import contained
+from proxy.records import Records
+
+FLUSH_S = 1.0
+# Conversations whose totals may wait to be written; beyond it the newest are not gathered.
+MAX_WAITING = 10_000
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What a conversation has used.
+
+    Attributes:
+        requests: Requests relayed.
+        request_bytes: Bytes of their bodies, as the client sent them.
+        prompt_tokens: Input tokens that the upstream reported.
+        completion_tokens: Output tokens that it reported.
+        cached_tokens: Input tokens that it had cached.
+        last_at: Seconds since the epoch of the last request.
+    """
+
+    requests: int = 0
+    request_bytes: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    last_at: float = 0.0
+
+
+class Conversations:
+    """Gathers totals and keeps them in the store.
+
+    Args:
+        records: Where they are kept.
+        ttl_s: Seconds that they are kept after the last request.
+        now: Seconds since the epoch.
+    """
+
+    def __init__(self, records: Records, ttl_s: float, now: Callable[[], float] = time.time) -> None:
+        self._records = records
+        self._ttl_s = ttl_s
+        self._now = now
+        self._waiting: dict[str, Totals] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def note(self, tenant: str, conversation: str, request_bytes: int, usage: Usage | None) -> None:
+        """Add one request to the totals of its conversation."""
+        key = conversation_key(tenant, conversation)
+        if key not in self._waiting and len(self._waiting) >= MAX_WAITING:
+            return
+        before = self._waiting.get(key, Totals())
+        self._waiting[key] = replace(
+            before,
+            requests=before.requests + 1,
+            request_bytes=before.request_bytes + request_bytes,
+            prompt_tokens=before.prompt_tokens + (usage.prompt_tokens if usage else 0),
+            completion_tokens=before.completion_tokens + (usage.completion_tokens if usage else 0),
+            cached_tokens=before.cached_tokens + (usage.cached_tokens if usage else 0),
+            last_at=self._now(),
+        )
+
+    def start(self) -> None:
+        """Begin to write in the background."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Write what waits, and end."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Write what waits."""
+        waiting, self._waiting = self._waiting, {}
+        for key, gathered in waiting.items():
+            if not self._records.healthy:
+                return  # totals are a courtesy: they are not worth waiting for a store that is away
+            [held] = await self._records.find([key], fresh=True)
+            await self._records.keep(key, _sum(held or {}, gathered), ttl_s=self._ttl_s)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            with contained(_not_written):
+                await self.flush()
+
+
+def _sum(held: object, gathered: Totals) -> dict[str, float]:
+    known = held if isinstance(held, dict) else {}
+
+    def plus(name: str) -> int:
+        before = known.get(name)
+        return (before if isinstance(before, int) else 0) + int(getattr(gathered, name))
+
+    counts = ("requests", "request_bytes", "prompt_tokens", "completion_tokens", "cached_tokens")
+    return {**{name: plus(name) for name in counts}, "last_at": gathered.last_at}
+
+
+def _not_written(error: BaseException) -> None:
+    _log.warning("conversations.not_written", error=type(error).__name__)

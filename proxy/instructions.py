@@ -1,0 +1,49 @@
+"""The system prompt of summary calls: the strategy's prompt file, or the user's, and what the user adds."""
+
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+
+from proxy.config.model import Config, ModelSettings, for_model
+from proxy.errors import ConfigError
+from proxy.policies import policy_for
+
+MAX_PROMPT_BYTES = 262_144
+
+
+@lru_cache(maxsize=64)
+def _text(prompt_file: str | None, built_in: str) -> str:
+    if prompt_file is None:
+        return files("proxy").joinpath("prompts", f"{built_in}.md").read_text(encoding="utf-8")
+    path = Path(prompt_file).expanduser()
+    try:
+        data = path.read_bytes()
+        if len(data) > MAX_PROMPT_BYTES:
+            raise ConfigError(f"summary.prompt_file: {path}: larger than {MAX_PROMPT_BYTES} bytes")
+        return data.decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"summary.prompt_file: {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"summary.prompt_file: {path}: is not UTF-8") from None
+
+
+def instructions(settings: ModelSettings) -> str:
+    """The system prompt, the same for every call with these settings. A file is read once.
+
+    Raises:
+        ConfigError: `summary.prompt_file` cannot be read.
+    """
+    shape = policy_for(settings).summary
+    text = _text(settings.summary.prompt_file, shape.prompt).replace("{tokens}", str(shape.tokens))
+    added = settings.summary.instructions.strip()
+    return f"{text.rstrip()}\n\n{added}\n" if added else text
+
+
+def check_instructions(config: Config) -> None:
+    """Read every prompt file that the configuration names.
+
+    Raises:
+        ConfigError: One of them cannot be read.
+    """
+    for model in ("", *config.models):
+        instructions(for_model(config, model))

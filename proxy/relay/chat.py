@@ -1,0 +1,232 @@
+"""The endpoint of the compacted paths: the way of a request, from its bytes to the end of its answer."""
+
+import time
+from dataclasses import dataclass, replace
+
+import httpx
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from proxy.compactor import Compactor
+from proxy.config.model import Config, ModelSettings, for_model
+from proxy.conversations import Conversations
+from proxy.dialects.chat import read
+from proxy.dialects.overflow import detect
+from proxy.dialects.usage import UsageTap
+from proxy.errors import Unreadable, UpstreamError
+from proxy.fitting import Ask, Fit, Mode, Report, Status
+from proxy.guard import contained
+from proxy.relay.control import Control, control, report_headers
+from proxy.relay.exchange import Answer, Upstream, build_request, open_answer, relay_back, send_error
+from proxy.relay.gate import Gate
+from proxy.relay.headers import value
+from proxy.relay.identity import conversation, tenant
+from proxy.relay.inbound import read_body, while_connected
+from proxy.relay.paths import deployment
+from proxy.relay.summary_routes import summary_routes
+
+# How much of an error's body is looked at, in bytes.
+PEEK_BYTES = 65_536
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """Whose request it is.
+
+    Attributes:
+        tenant: Digest of the credential.
+        conversation: Id of the conversation, if a header named one.
+        origin: Of the upstream.
+    """
+
+    tenant: str
+    conversation: str | None
+    origin: str
+
+
+@dataclass(slots=True)
+class _Passage:
+    """One request on its way."""
+
+    who: Who
+    raw: bytes
+    scope: Scope
+    control: Control
+    fit: Fit
+    ask: Ask | None = None
+    overhead_s: float | None = None
+
+
+class Chat:
+    """An ASGI endpoint that makes requests fit and relays them.
+
+    Args:
+        config: The configuration.
+        upstream: Where requests go.
+        origin: Of the upstream, as identities name it.
+        compactor: Makes requests fit.
+        gate: Lets small requests through.
+        conversations: Keeps the totals.
+        secret: Key of the digests that tell tenants apart.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        upstream: Upstream,
+        origin: str,
+        *,
+        compactor: Compactor,
+        gate: Gate,
+        conversations: Conversations,
+        secret: bytes,
+    ) -> None:
+        self._config = config
+        self._upstream = upstream
+        self._origin = origin
+        self._compactor = compactor
+        self._gate = gate
+        self._conversations = conversations
+        self._secret = secret
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request.
+
+        Raises:
+            RequestRefused: The body is too large, or a header of ours makes no sense.
+            ClientDisconnect: The client left; the upstream has been hung up on.
+        """
+        wishes = control(scope["headers"])
+        raw = await read_body(scope, receive, self._config.server.max_body_bytes)
+        passage = _Passage(self._who(scope), raw, scope, wishes, Fit(raw, 0, Report(Status.NONE)))
+        async with while_connected(receive):
+            tap = await self._relay(passage, send)
+        if tap is not None:
+            with contained(_not_observed):
+                await self._observe(passage, tap)
+
+    async def _relay(self, passage: _Passage, send: Send) -> UsageTap | None:
+        """Fit, forward, stream back; the tap that watched, or None if the answer was cut."""
+        await self._fit(passage)
+        try:
+            answer = await self._answer(passage)
+        except UpstreamError as error:
+            await send_error(send, error, report_headers(passage.fit.report, passage.overhead_s))
+            return None
+        fields = answer.response.headers
+        tap = UsageTap(fields.get("content-type", ""), fields.get("content-encoding", ""))
+        extra = report_headers(passage.fit.report, passage.overhead_s)
+        whole = await relay_back(answer, send, extra=extra, tap=tap.feed)
+        return tap if whole else None
+
+    def _who(self, scope: Scope) -> Who:
+        session = self._config.session
+        whose = tenant(scope["headers"], self._secret, self._origin, session.tenant)
+        named = conversation(scope["headers"], session.headers, self._secret, whose)
+        return Who(whose, named, self._origin)
+
+    async def _fit(self, passage: _Passage) -> None:
+        """Decide what to forward."""
+        started = time.perf_counter()
+        if value(passage.scope["headers"], b"content-encoding") not in {None, b"identity"}:
+            passage.fit = replace(passage.fit, report=Report(Status.NONE, reason="encoded"))
+            return
+        path_model = deployment(passage.scope["raw_path"])
+        if not passage.control.in_force and self._gate.passes(passage.raw, path_model):
+            return
+        try:
+            passage.ask = self._ask(passage)
+        except Unreadable as error:
+            report = Report(Status.NONE, passage.who.conversation, reason=error.reason)
+            passage.fit = replace(passage.fit, report=report)
+            return
+        passage.fit = await self._compactor.fit(passage.ask)
+        passage.overhead_s = time.perf_counter() - started
+
+    def _ask(self, passage: _Passage) -> Ask:
+        """The request as the compactor takes it.
+
+        Raises:
+            Unreadable: It is no chat request.
+        """
+        body = read(passage.raw)
+        model = deployment(passage.scope["raw_path"]) or body.model
+        settings = for_model(self._config, model)
+        return Ask(
+            body=body,
+            model=model,
+            tenant=passage.who.tenant,
+            conversation=passage.who.conversation,
+            origin=passage.who.origin,
+            settings=settings,
+            mode=self._mode(passage, settings),
+            trigger_tokens=passage.control.trigger_tokens,
+            routes=summary_routes(self._config, settings, self._upstream, passage.scope, model),
+            patience_s=passage.control.patience_s,
+        )
+
+    def _mode(self, passage: _Passage, settings: ModelSettings) -> Mode:
+        """The stricter of what is configured and what the request asks for."""
+        if passage.who.conversation is None and self._config.session.fallback == "none":
+            return Mode.BYPASS
+        configured = Mode(settings.compaction.mode)
+        asked = passage.control.mode
+        if asked is None or configured is Mode.BYPASS:
+            return configured
+        return Mode.SHADOW if configured is Mode.SHADOW and asked is Mode.FORCE else asked
+
+    async def _answer(self, passage: _Passage) -> Answer:
+        """The upstream's answer; where it refuses the request as too long, that of a shorter one."""
+        answer = await self._open(passage.scope, passage.fit.raw)
+        if answer.response.status_code < httpx.codes.BAD_REQUEST:
+            return answer
+        try:
+            return await self._recovered(passage, answer) or answer
+        except BaseException:
+            await answer.aclose()
+            raise
+
+    async def _open(self, scope: Scope, raw: bytes) -> Answer:
+        return await open_answer(self._upstream, build_request(self._upstream, scope, raw))
+
+    async def _recovered(self, passage: _Passage, refused: Answer) -> Answer | None:
+        """The answer to a shorter request, if the refusal was about length and the shorter one is taken."""
+        seen = await refused.peek(PEEK_BYTES)
+        encoding = refused.response.headers.get("content-encoding", "")
+        overflow = detect(refused.response.status_code, seen, encoding)
+        if overflow is None or passage.fit.report.reason == "encoded":
+            return None
+        try:
+            ask = passage.ask or self._ask(passage)
+            fit = (
+                None
+                if ask.mode is not Mode.ACTIVE
+                else await self._compactor.refit(ask, passage.fit, overflow)
+            )
+            second = await self._open(passage.scope, fit.raw) if fit else None
+        except (Unreadable, UpstreamError):
+            return None
+        if fit is None or second is None:
+            return None
+        if second.response.status_code >= httpx.codes.BAD_REQUEST:
+            await second.aclose()
+            return None
+        await refused.aclose()
+        passage.ask, passage.fit = ask, fit
+        return second
+
+    async def _observe(self, passage: _Passage, tap: UsageTap) -> None:
+        """Learn from the answer, once the client has it."""
+        usage = tap.result()
+        ask = passage.ask
+        if ask is not None and usage is not None:
+            await self._compactor.observe(ask, passage.fit, usage.prompt_tokens)
+        named = passage.fit.report.conversation or passage.who.conversation
+        if named is not None:
+            self._conversations.note(passage.who.tenant, named, len(passage.raw), usage)
+
+
+def _not_observed(error: BaseException) -> None:
+    _log.warning("relay.not_observed", error=type(error).__name__)

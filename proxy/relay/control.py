@@ -1,0 +1,112 @@
+"""What a client tells us in `x-compaction*` headers, and what we tell it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxy.core.policy import STRATEGIES
+from proxy.errors import RequestRefused
+from proxy.fitting import Mode, Report
+from proxy.relay.headers import Headers, value
+
+_REQUESTED = {mode.value: mode for mode in (Mode.FORCE, Mode.BYPASS, Mode.SHADOW)}
+# The SDKs say how long they wait for an answer, in seconds.
+_PATIENCE_HEADERS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What the client asked of us.
+
+    Attributes:
+        mode: How to treat the request; None: as configured.
+        trigger_tokens: A lower trigger, in tokens.
+        strategy: The strategy to use; None: the configured one.
+        patience_s: Seconds after which the client gives up.
+    """
+
+    mode: Mode | None = None
+    trigger_tokens: int | None = None
+    strategy: str | None = None
+    patience_s: float | None = None
+
+    @property
+    def in_force(self) -> bool:
+        """Whether the request asks for anything but the usual."""
+        return not (self.mode is None and self.trigger_tokens is None and self.strategy is None)
+
+
+def _word(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> str | None:
+    found = value(headers, name)
+    return None if found is None else found.decode("latin-1").strip().lower()
+
+
+def _refused(name: str, wanted: str) -> RequestRefused:
+    return RequestRefused(400, f"The header {name} must be {wanted}.", "invalid_compaction_header")
+
+
+def control(headers: Sequence[tuple[bytes, bytes]]) -> Control:
+    """The client's wishes.
+
+    Raises:
+        RequestRefused: 400, one of them cannot be understood.
+    """
+    mode = _word(headers, b"x-compaction")
+    if mode is not None and mode not in _REQUESTED:
+        raise _refused("x-compaction", "force, bypass or shadow")
+    strategy = _word(headers, b"x-compaction-strategy")
+    if strategy is not None and strategy not in STRATEGIES:
+        raise _refused("x-compaction-strategy", "one of " + ", ".join(sorted(STRATEGIES)))
+    tokens = _word(headers, b"x-compaction-trigger-tokens")
+    if tokens is not None and not (tokens.isascii() and tokens.isdigit() and 0 < int(tokens) < 10**9):
+        raise _refused("x-compaction-trigger-tokens", "a whole number of tokens above 0")
+    return Control(
+        mode=_REQUESTED[mode] if mode else None,
+        trigger_tokens=int(tokens) if tokens else None,
+        strategy=strategy,
+        patience_s=_patience(headers),
+    )
+
+
+def _patience(headers: Sequence[tuple[bytes, bytes]]) -> float | None:
+    for name in _PATIENCE_HEADERS:
+        try:
+            seconds = float(_word(headers, name) or 0)
+        except ValueError:
+            continue
+        if 0 < seconds < 86_400:
+            return seconds
+    return None
+
+
+def report_headers(report: Report, overhead_s: float | None = None) -> Headers:
+    """The report as response headers; what is not known is left out."""
+    saved = None
+    if report.tokens_before is not None and report.tokens_after is not None:
+        saved = report.tokens_before - report.tokens_after
+    fields: dict[str, object] = {
+        "status": report.status,
+        "session": report.conversation,
+        "strategy": report.strategy,
+        "round": report.round,
+        "messages-before": report.messages_before,
+        "messages-after": report.messages_after,
+        "tokens-before": report.tokens_before,
+        "tokens-after": report.tokens_after,
+        "tokens-saved": saved,
+        "context-limit": report.window,
+        "until-trigger-percent": _until_trigger(report),
+        "overhead-ms": None if overhead_s is None else f"{overhead_s * 1000:.1f}",
+        "reason": report.reason,
+    }
+    return [
+        (f"x-compaction-{name}".encode(), str(field).encode("latin-1", "replace"))
+        for name, field in fields.items()
+        if field is not None
+    ]
+
+
+def _until_trigger(report: Report) -> int | None:
+    """Percent of T that are left until it is reached; 0 once it is."""
+    if not report.trigger or report.tokens_after is None:
+        return None
+    return max(0, 100 * (report.trigger - report.tokens_after) // report.trigger)

@@ -1,0 +1,46 @@
+"""The gate: requests that cannot be large enough to compact are not even parsed."""
+
+from proxy.config.model import Config, for_model
+from proxy.core.budget import budget
+from proxy.core.policy import known_window
+from proxy.core.trigger import mark
+from proxy.dialects.chat import has_media, models_named, outputs_named
+from proxy.learning import Learning
+from proxy.policies import policy_for
+
+
+class Gate:
+    """Decides by size alone whether a body may go straight on.
+
+    Text never has more tokens than bytes, so a body with fewer bytes than the trigger has fewer tokens too.
+
+    Args:
+        config: Windows and triggers by model.
+        learning: Windows and ratios learned from the upstream.
+        origin: Of the upstream.
+    """
+
+    def __init__(self, config: Config, learning: Learning, origin: str) -> None:
+        self._config = config
+        self._learning = learning
+        self._origin = origin
+
+    def passes(self, raw: bytes, deployment: str | None) -> bool:
+        """Whether a body is certainly under every mark; `deployment` is the model that its path names."""
+        models = models_named(raw) | ({deployment} if deployment else set())
+        if not models or has_media(raw):
+            return False
+        output = max(outputs_named(raw), default=None)
+        return all(self._under(len(raw), model, output) for model in models)
+
+    def _under(self, size: int, model: str, output: int | None) -> bool:
+        settings = for_model(self._config, model)
+        policy = policy_for(settings)
+        known = (settings.window, self._learning.window(self._origin, model))
+        window = min(filter(None, known), default=known_window(model))
+        spent = budget(window, policy.reserves, output)
+        trigger = mark(policy.trigger, spent)
+        if trigger is None:
+            return True
+        most = self._learning.calibration(self._origin, model).size(size)
+        return most < min(trigger, spent.limit)

@@ -1,0 +1,69 @@
+"""Whom to ask for a summary, and with whose credentials (DESIGN.md §5.11)."""
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from urllib.parse import urlsplit
+
+from starlette.types import Scope
+
+from proxy.config.model import Config, ModelSettings, for_model
+from proxy.core.policy import known_window
+from proxy.relay.exchange import Upstream
+from proxy.relay.headers import CREDENTIALS, HOP_HEADER
+from proxy.relay.paths import join
+from proxy.summarising import SummaryRoute
+
+# A cheap model for summaries, by the provider's host; where a provider does not know it (any more), the
+# request's own model is asked instead. Names as of 2026-11.
+CHEAP_MODELS = MappingProxyType(
+    {
+        "api.openai.com": "gpt-5.4-mini",
+        "api.anthropic.com": "claude-haiku-4-5",
+        "api.deepseek.com": "deepseek-chat",
+        "api.groq.com": "llama-3.1-8b-instant",
+        "api.mistral.ai": "mistral-small-latest",
+        "generativelanguage.googleapis.com": "gemini-2.5-flash",
+        "openrouter.ai": "openai/gpt-5.4-mini",
+    }
+)
+# What a provider may need beside the credential to know whom to bill.
+_ACCOUNT_HEADERS = frozenset({b"openai-organization", b"openai-project"})
+
+
+def _bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def _clients(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The client's own credentials; they never leave for another origin than the upstream's."""
+    wanted = CREDENTIALS | _ACCOUNT_HEADERS
+    return {key.decode("latin-1"): held.decode("latin-1") for key, held in headers if key in wanted}
+
+
+def _models(settings: ModelSettings, base_url: str, own: str) -> tuple[str, ...]:
+    asked = settings.summary.model
+    if asked == "none":
+        return ()
+    if asked == "same":
+        return (own,)
+    cheap = CHEAP_MODELS.get(urlsplit(base_url).hostname or "")
+    named = asked or cheap or own
+    return (named,) if asked or named == own else (named, own)
+
+
+def summary_routes(
+    config: Config, settings: ModelSettings, upstream: Upstream, scope: Scope, model: str
+) -> tuple[SummaryRoute, ...]:
+    """Whom to ask for a summary of this request, in order; empty: nobody."""
+    summary = settings.summary
+    if summary.base_url:
+        url = summary.base_url.rstrip("/") + "/chat/completions"
+    else:
+        origin, target = join(upstream.base_url, scope["raw_path"], scope["query_string"])
+        url = origin + target.decode("latin-1")
+    key = summary.api_key.get_secret_value() or upstream.api_key
+    headers = {**(_bearer(key) if key else _clients(scope["headers"])), HOP_HEADER.decode(): upstream.hop}
+    return tuple(
+        SummaryRoute(url, headers, name, for_model(config, name).window or known_window(name))
+        for name in _models(settings, summary.base_url or upstream.base_url, model)
+    )
