@@ -62,6 +62,28 @@ async def test_a_client_that_leaves_while_sending_never_makes_a_whole_request(wi
     assert upstream.seen == []
 
 
+async def test_a_client_that_leaves_within_a_chunked_upload_leaves_it_unfinished(wire: Any) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+    got = []
+
+    async def script(exchange: Any) -> None:
+        got.append(await exchange.reader.readuntil(b"abc\r\n"))
+        begun.set()
+        got.append(await exchange.reader.read(-1))
+        ended.set()
+        exchange.writer.close()
+
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
+        _, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(b"POST /v1/files HTTP/1.1\r\nhost: p\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n")
+        async with asyncio.timeout(2):
+            await begun.wait()
+        writer.close()
+        async with asyncio.timeout(NOTICED_WITHIN_S):
+            await ended.wait()
+    assert got == [b"3\r\nabc\r\n", b""]
+
+
 async def test_a_client_that_stops_reading_stops_the_upstream(wire: Any) -> None:
     offered = 64 * 1_048_576
     sent = 0

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -26,6 +27,11 @@ async def fetch(transport: httpx.AsyncBaseTransport, asked: httpx.Request) -> by
         return await response.aread()
     finally:
         await response.aclose()
+
+
+async def collect(response: httpx.Response, into: list[bytes]) -> None:
+    async for chunk in response.aiter_raw():
+        into.append(chunk)  # noqa: PERF401 - what came before an error counts
 
 
 async def eventually(condition: Any) -> None:
@@ -211,25 +217,49 @@ async def test_closing_a_response_before_its_end_hangs_up(wire: Any) -> None:
 
 
 async def test_giving_up_a_stalled_upload_closes_the_socket(wire: Any) -> None:
+    go_on = asyncio.Event()
+
     async def body() -> AsyncIterator[bytes]:
         while True:
             yield b"x" * 65_536
 
     async def script(exchange: Any) -> None:
-        await asyncio.sleep(0.2)
-        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-            await exchange.reader.readexactly(1_000_000_000)
+        await go_on.wait()  # without reading, so that what was written stays unsent
         exchange.writer.close()
+
+    def open_files() -> int:
+        return len(list(Path("/dev/fd").iterdir()))
 
     transport = AiohttpTransport()
     async with wire.running_upstream(script) as upstream:
+        before = open_files()
         upload = asyncio.create_task(fetch(transport, request(upstream.port, body=body())))
         await eventually(lambda: upstream.seen)
         await asyncio.sleep(0.1)
+        assert open_files() == before + 2  # both ends
         upload.cancel()
         await asyncio.gather(upload, return_exceptions=True)
+        await eventually(lambda: open_files() == before + 1)
+        go_on.set()
         await eventually(lambda: upstream.open_sockets == 0)
         await transport.aclose()
+
+
+async def test_bytes_that_came_before_a_cut_are_given_before_the_error(wire: Any) -> None:
+    async def script(exchange: Any) -> None:
+        await exchange.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\npart")
+        exchange.writer.close()
+
+    transport = AiohttpTransport()
+    got: list[bytes] = []
+    async with wire.running_upstream(script) as upstream:
+        response = await transport.handle_async_request(request(upstream.port))
+        await asyncio.sleep(0.05)  # until the end of the connection has arrived too
+        with pytest.raises(httpx.RemoteProtocolError):
+            await collect(response, got)
+        await response.aclose()
+        await transport.aclose()
+    assert got == [b"part"]
 
 
 async def test_errors_are_of_httpxs_kinds(wire: Any) -> None:
@@ -279,3 +309,17 @@ async def test_an_async_client_runs_on_it(wire: Any) -> None:
     ):
         response = await client.post(f"http://127.0.0.1:{upstream.port}/a%2Fb?c=%20", json={"a": 1})
     assert (response.text, upstream.seen[0].target) == ("ok", b"/a%2Fb?c=%20")
+
+
+async def test_the_environments_proxy_is_used_only_if_asked_for(
+    wire: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with wire.running_upstream(answer) as forward, wire.running_upstream(answer) as upstream:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{forward.port}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        for trust_env in (False, True):
+            transport = AiohttpTransport(trust_env=trust_env)
+            await fetch(transport, request(upstream.port))
+            await transport.aclose()
+    assert [seen.target for seen in upstream.seen] == [b"/x"]
+    assert [seen.target for seen in forward.seen] == [b"http://127.0.0.1:%d/x" % upstream.port]
