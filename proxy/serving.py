@@ -5,6 +5,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -70,7 +71,9 @@ def listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = found[0]
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
-        raise ConfigError(f"server.port: cannot listen on {host}:{port}: {error.strerror}") from None
+        # Python adds the address to the system's words; the name service has negative numbers of its own.
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise ConfigError(f"server.port: cannot listen on {host}:{port}: {why}") from None
 
 
 def base_url(bound: socket.socket) -> str:

@@ -102,7 +102,8 @@ def _origin(place: Place, values: Mapping[str, Any], sources: Mapping[Place, _So
         if not isinstance(found, dict) or name not in found:
             return "default"
         found = found[name]
-    source = _source(place, sources)
+    below = (sources[known] for known in sources if known[: len(place)] == place)
+    source = _source(place, sources) or next(below, None)
     return source.origin if source else "default"
 
 

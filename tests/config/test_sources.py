@@ -204,7 +204,7 @@ def test_a_secret_s_file_is_refused_where_it_makes_no_sense(tmp_path: Path) -> N
     (tmp_path / "key").write_text("s3cret")
     environ = {
         **HOME,
-        P + "UPSTREAM__API_KEY_FILE": str(tmp_path / "absent"),
+        P + "SUMMARY__API_KEY_FILE": str(tmp_path),
         P + "SERVER__PORT_FILE": str(tmp_path / "key"),
         P + "SERVER__SECRET": "other",
         P + "SERVER__SECRET_FILE": str(tmp_path / "key"),
@@ -212,8 +212,7 @@ def test_a_secret_s_file_is_refused_where_it_makes_no_sense(tmp_path: Path) -> N
     assert refused(None, environ) == [
         f"{P}SERVER__PORT_FILE: server.port_file: unknown key, did you mean 'port'?",
         f"{P}SERVER__SECRET_FILE: server.secret: {P}SERVER__SECRET is set too; one of both is enough",
-        f"{P}UPSTREAM__API_KEY_FILE: upstream.api_key_file: the file cannot be read: "
-        "No such file or directory",
+        f"{P}SUMMARY__API_KEY_FILE: summary.api_key_file: the file cannot be read: Is a directory",
     ]
 
 

@@ -1,0 +1,92 @@
+"""`serve` as a process: it says where it is, answers health checks, and ends when told to."""
+
+import importlib.util
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import proxy
+
+ROOT = Path(proxy.__file__).parent.parent
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("proxy.app") is None, reason="needs proxy.app")
+
+
+@contextmanager
+def serving(
+    folder: Path, *arguments: str, **environ: str
+) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """A running proxy, and the lines it has printed once it accepts requests."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "proxy", "serve", "--port", "0", *arguments],
+        cwd=folder,
+        env={"HOME": str(folder), "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        lines: list[str] = []
+        for line in process.stdout:
+            lines.append(line.rstrip())
+            if "OPENAI_BASE_URL" in line:
+                break
+        yield process, lines
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_it_says_where_it_listens_and_what_it_does(tmp_path: Path) -> None:
+    with serving(tmp_path, "--upstream", "http://127.0.0.1:9/v1") as (_, lines):
+        url = lines[0].rpartition(" ")[2]
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+", url)
+    assert lines == [
+        f"compaction-proxy listens on {url}",
+        "  upstream  http://127.0.0.1:9/v1",
+        f"  store     sqlite:///{tmp_path}/.local/share/compaction-proxy/state.db",
+        "  strategy  chained, at 93,600 of 128,000 tokens, unless the model's window is known to be another",
+        f"  client    export OPENAI_BASE_URL={url}/v1",
+    ]
+
+
+def test_it_is_ready_and_health_says_so(tmp_path: Path) -> None:
+    with serving(tmp_path, COMPACTION_PROXY__STORE__URL="memory://") as (_, lines):
+        url = lines[0].rpartition(" ")[2]
+        with urllib.request.urlopen(f"{url}/livez", timeout=10) as answer:
+            assert answer.status == 200
+        health = subprocess.run(
+            [sys.executable, "-m", "proxy", "health", "--url", url],
+            env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert (health.returncode, health.stdout) == (0, f"{url}: ready\n")
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
+def test_a_signal_ends_it_without_a_traceback(sent: signal.Signals, code: int, tmp_path: Path) -> None:
+    with serving(tmp_path, COMPACTION_PROXY__STORE__URL="memory://") as (process, _):
+        process.send_signal(sent)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert "Traceback" not in errors
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-m", "proxy", "serve", "--port", str(port)],
+            cwd=tmp_path, env={"HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"server.port: cannot listen on 127.0.0.1:{port}: Address already in use\n"

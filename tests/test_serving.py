@@ -1,0 +1,83 @@
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from proxy.errors import ConfigError, ProxyError
+from proxy.serving import base_url, listen, served
+
+
+async def lifespan(receive: Any, send: Any, log: list[str]) -> None:
+    await receive()
+    log.append("started")
+    await send({"type": "lifespan.startup.complete"})
+    await receive()
+    log.append("ended")
+    await send({"type": "lifespan.shutdown.complete"})
+
+
+async def exchange(url: str, request: bytes) -> bytes:
+    """What comes back on a connection until it is closed."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    writer.write(request)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def test_it_serves_while_the_block_runs_and_adds_no_header_of_its_own() -> None:
+    log: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await lifespan(receive, send, log)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async with served(app) as url:
+        assert log == ["started"]
+        answer = await exchange(url, b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    assert answer == b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok"
+    assert log == ["started", "ended"]
+    with pytest.raises(OSError, match="Connect call failed"):
+        await exchange(url, b"")
+
+
+async def test_an_application_that_does_not_start_is_an_error_and_not_the_end_of_the_process() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.failed", "message": "no"})
+
+    with pytest.raises(ProxyError, match="did not start"):
+        async with served(app):
+            pytest.fail("it must not get here")
+
+
+async def test_an_error_in_the_block_is_not_hidden() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await lifespan(receive, send, [])
+
+    with pytest.raises(ZeroDivisionError):
+        async with served(app):
+            raise ZeroDivisionError
+
+
+def test_a_port_in_use_is_a_configuration_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError) as caught:
+        listen("127.0.0.1", taken.getsockname()[1])
+    assert str(caught.value).endswith("Address already in use")
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.1"])
+def test_an_address_that_is_not_ours_is_a_configuration_error(host: str) -> None:
+    with pytest.raises(ConfigError, match=rf"server\.port: cannot listen on {host}:0: "):
+        listen(host, 0)
+
+
+@pytest.mark.parametrize(("host", "seen"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1")])
+def test_the_url_is_one_that_works_on_this_machine(host: str, seen: str) -> None:
+    with listen(host, 0) as bound:
+        assert base_url(bound) == f"http://{seen}:{bound.getsockname()[1]}"
