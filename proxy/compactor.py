@@ -98,12 +98,12 @@ class Compactor:
 
         Learns the limit and the true count that the error names.
         """
-        if overflow.kind == "bytes" or not automatic(policy_for(ask.settings).trigger):
+        asked_not_to = ask.mode not in {Mode.ACTIVE, Mode.FORCE}
+        if asked_not_to or overflow.kind == "bytes" or not automatic(policy_for(ask.settings).trigger):
             return None
         limit = await self._lesson(ask, refused, overflow)
         window = min(filter(None, (limit, ask.settings.window)), default=None)
-        forced = replace(ask, mode=Mode.FORCE, settings=replace(ask.settings, window=window))
-        fit = await self._contained(forced, tight=True)
+        fit = await self._contained(replace(ask, settings=replace(ask.settings, window=window)), tight=True)
         return None if fit.raw == refused.raw or fit.raw is ask.body.raw else fit
 
     async def _lesson(self, ask: Ask, refused: Fit, overflow: Overflow) -> int:
@@ -112,7 +112,7 @@ class Compactor:
         if not estimate:  # it had passed the gate uncounted
             view = await self._viewer.view(ask)
             estimate = view.counted(view.messages)
-        if overflow.used:
+        if overflow.used and overflow.kind != "tpm":
             await self._learning.observed(ask.origin, ask.model, estimate, overflow.used)
         if overflow.limit is None:
             learned = await self._learning.of(ask.origin, ask.model)
@@ -144,7 +144,10 @@ class Compactor:
         if ask.mode is Mode.BYPASS:
             return Fit(ask.body.raw, 0, Report(Status.BYPASSED, ask.conversation))
         view = await self._viewer.view(ask, tight=tight)
-        due = "force" if ask.mode is Mode.FORCE else view.due()
+        if tight:
+            due: str | None = "overflow"
+        else:
+            due = "force" if ask.mode is Mode.FORCE else view.due()
         reason = None
         if ask.mode is Mode.SHADOW:
             return self._written(view, Settled(view.messages, changed=False, fits=True), Status.SHADOW, due)

@@ -52,7 +52,14 @@ class Unreadable(CompactionError):  # noqa: N818
 
 
 class SummaryFailed(CompactionError):  # noqa: N818
-    """The summary model failed, or what it wrote cannot be used."""
+    """The summary model failed, or what it wrote cannot be used.
+
+    Where the call itself was too long (`overflow`), `limit` is what the model takes in tokens, if known.
+    """
+
+    def __init__(self, reason: str, message: str = "", *, limit: int | None = None) -> None:
+        super().__init__(reason, message)
+        self.limit = limit
 
 
 class StoreUnavailable(CompactionError):  # noqa: N818

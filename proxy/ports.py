@@ -132,6 +132,6 @@ class SummaryModel(Protocol):
 
         Raises:
             SummaryFailed: The model could not be asked, or what came back is no chat completion. Its
-                `reason` is one of `http-NNN`, `unknown-model`, `unreachable`, `garbage`.
+                `reason` is one of `http-NNN`, `overflow`, `unknown-model`, `unreachable`, `garbage`.
         """
         ...

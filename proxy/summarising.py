@@ -17,6 +17,8 @@ from proxy.reading import Gauge, Reading
 # How often a transcript that the summary model cannot take is halved, and its smallest cut in characters.
 HALVINGS = 6
 SMALLEST_CUT = 40
+# After a call that was too long, this share of the summary model's window is filled: the count was wrong.
+OVERFLOW_SHARE = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,17 @@ async def summarise(job: Job, model: SummaryModel, reading: Reading) -> tuple[st
 
 
 async def _ask(job: Job, route: SummaryRoute, model: SummaryModel, reading: Reading) -> str:
+    """The summary by one model; if the call is too long for it, once more with a shorter transcript."""
+    try:
+        return await _answer(job, route, model, reading)
+    except SummaryFailed as failed:
+        if failed.reason != "overflow":
+            raise
+        window = int(min(failed.limit or route.window, route.window) * OVERFLOW_SHARE)
+        return await _answer(job, replace(route, window=window), model, reading)
+
+
+async def _answer(job: Job, route: SummaryRoute, model: SummaryModel, reading: Reading) -> str:
     shape = job.policy.summary
     call = SummaryCall(
         url=route.url,

@@ -165,15 +165,15 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
     `connect` and `read` in seconds or None; `read` is both the wait for the first byte and for each next).
 
     Args:
-        trust_env: Whether HTTP_PROXY, HTTPS_PROXY and NO_PROXY decide the way. Nothing else of the
-            environment is looked at.
+        trust_env: Whether HTTP_PROXY, HTTPS_PROXY and NO_PROXY decide the way. SSL_CERT_FILE and
+            SSL_CERT_DIR always name the trusted roots; nothing else of the environment is looked at.
         idle_expiry_s: Seconds after which an idle connection is not used again.
     """
 
     def __init__(self, *, trust_env: bool = False, idle_expiry_s: float = IDLE_EXPIRY_S) -> None:
         self._trust_env = trust_env
         self._idle_expiry_s = idle_expiry_s
-        self._tls = httpx.create_ssl_context(trust_env=trust_env)
+        self._tls = httpx.create_ssl_context()
         self._closed = False
 
     @functools.cached_property

@@ -3,6 +3,7 @@
 import httpx
 
 from proxy.dialects import completion
+from proxy.dialects.overflow import detect
 from proxy.errors import SummaryFailed
 from proxy.ports import SummaryAnswer, SummaryCall
 
@@ -31,6 +32,9 @@ class HttpSummaryModel:
             if member is None or member in refused:
                 break
             self._refused[key] = refused | {member}
+        overflow = detect(status, body)
+        if overflow is not None:
+            raise SummaryFailed("overflow", limit=overflow.limit)
         unknown = status == httpx.codes.NOT_FOUND or (b"model" in body and b"not_found" in body)
         raise SummaryFailed("unknown-model" if unknown else f"http-{status}")
 

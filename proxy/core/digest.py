@@ -7,11 +7,16 @@ would be applied to messages they do not stand for.
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from proxy.core.message import Message
 
 VERSION = b"\x01"
+MAX_DEPTH = 100
+_EXACT_INTEGER = 2**53
+_EXACT_DIGITS = 15
+_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
 def _field(value: str | bytes) -> bytes:
@@ -20,23 +25,44 @@ def _field(value: str | bytes) -> bytes:
     return len(data).to_bytes(8, "big") + data
 
 
-class _DuplicateKeyError(ValueError):
-    pass
-
-
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise _DuplicateKeyError
+        raise ValueError("duplicate keys")
     return made
 
 
+def _fraction(text: str) -> int | str:
+    """A number with a point or an exponent: `1.0` is 1, as in JavaScript; any other keeps all its digits."""
+    value = float(text)
+    if value.is_integer() and abs(value) <= _EXACT_INTEGER:
+        return int(value)
+    return "\0" + (repr(value) if len(text) <= _EXACT_DIGITS else text)
+
+
+def _depth(text: str) -> int:
+    """How deep brackets nest outside strings."""
+    depth = deepest = 0
+    for found in _BRACKET.findall(text):
+        depth += (found in "[{") - (found in "]}")
+        deepest = max(deepest, depth)
+    return deepest
+
+
 def canonical_arguments(arguments: str) -> str:
-    """Tool-call arguments with key order and white space made canonical; as they are if they do not parse."""
+    """Tool-call arguments with key order and white space made canonical.
+
+    They stay as they are if they do not parse, repeat a key, or nest more than 100 deep: how deep a decoder
+    can go depends on its caller's stack, and the digest must not.
+    """
+    if arguments.count("[") + arguments.count("{") > MAX_DEPTH and _depth(arguments) > MAX_DEPTH:
+        return arguments
     try:
-        value = json.loads(arguments, object_pairs_hook=_unique)
+        value = json.loads(
+            arguments, object_pairs_hook=_unique, parse_float=_fraction, parse_constant="\0{}".format
+        )
         return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    except (ValueError, RecursionError):
+    except ValueError:
         return arguments
 
 
@@ -79,7 +105,7 @@ def outline_digest(message: Message) -> bytes:
     A client that clears or shortens old tool results keeps the outline of its conversation, so stored
     checkpoints are found by it; `core.checkpoint` then decides message by message.
     """
-    return _digest(message, ()) if message.answers else message.digest
+    return _digest(message, ()) if message.answers else message.digest or message_digest(message)
 
 
 def chain(digests: Iterable[bytes]) -> list[bytes]:

@@ -174,7 +174,7 @@ async def _wait_for_ever(provider_url: str, proxy_url: str) -> None:
 
 
 async def run(say: Say, *, keep: bool = False) -> bool:
-    """Run the demo, handing each line to `say`, and tell whether everything held; with `keep`, never return."""
+    """Run the demo, handing each line to `say`; whether everything held. With `keep`, never return."""
     provider = create_provider(Settings(TiktokenCounter(say), window=WINDOW_TOKENS))
     async with served(provider) as provider_url, served(create_app(demo_config(provider_url))) as proxy_url:
         held = await _play(provider, provider_url, proxy_url, say)

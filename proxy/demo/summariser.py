@@ -15,6 +15,7 @@ TARGET_TOKENS = 700
 FRAME_TOKENS = 90  # headings, table head and labels
 CLIP_CHARACTERS = 240
 CELL_CHARACTERS = 110
+CALL_CHARACTERS = 60
 PENDING_ENTRIES = 12  # how far back an announced piece of work counts as pending
 
 RULE = "Rule: "
@@ -23,7 +24,8 @@ NAMES = "Identifiers: "
 TABLE_HEAD = "| File/Component | Action | Description |\n|----------------|--------|-------------|"
 
 _RULES = re.compile(
-    r"\b(?:never|always|must(?: not|n't)|(?:you|we|it|this|that|everything) must|from now on|under no circumstances|no matter what|make sure|"
+    r"\b(?:never|always|must(?: not|n't)|(?:you|we|it|this|that|everything) must|"
+    r"from now on|under no circumstances|no matter what|make sure|"
     r"I (?:want|prefer|insist)|rule)\b|(?:^|[,;:] |\bplease )do(?:n't| not)\b",
     re.IGNORECASE,
 )
@@ -109,23 +111,23 @@ def _action(sentence: str) -> str:
     return next((name for name, pattern in _ACTIONS if pattern.search(sentence)), "Discussed")
 
 
-def _cell(text: str) -> str:
-    return _clip(" ".join(text.split()), CELL_CHARACTERS).replace("|", "/")
+def _cell(text: str, characters: int = CELL_CHARACTERS) -> str:
+    return _clip(" ".join(text.split()), characters).replace("|", "/")
 
 
 def _rows(entries: Sequence[Entry]) -> list[str]:
-    """Table rows: files that the assistant spoke of, and calls with the first line of what they returned."""
-    rows = []
-    for entry, following in zip(entries, [*entries[1:], Entry("", "")], strict=True):
-        if entry.role != "assistant":
-            continue
-        for sentence in entry.sentences():
+    """Table rows: files that the assistant spoke of, and calls with what was said about their results."""
+    rows, called = [], ""
+    for entry in entries:
+        said = entry.sentences() if entry.role == "assistant" else []
+        if said and called:
+            rows.append(f"| {_cell(called, CALL_CHARACTERS)} | Called | {_cell(said[0])} |")
+            called = ""
+        for sentence in said:
             found = PATH.search(sentence)
             if found:
                 rows.append(f"| {found[0].rstrip('.')} | {_action(sentence)} | {_cell(sentence)} |")
-        if following.role == "tool" and not PATH.search(entry.text.split("\n[")[0]):
-            returned = _cell(following.text.partition("\n")[0])
-            rows += [f"| {_cell(call)} | Called | {returned} |" for call in entry.calls()[:1]]
+        called = next(iter(entry.calls()), called) if entry.role == "assistant" else called
     return rows
 
 

@@ -19,7 +19,7 @@ from proxy.guard import contained
 from proxy.relay.control import Control, control, report_headers
 from proxy.relay.exchange import Answer, Upstream, build_request, open_answer, relay_back, send_error
 from proxy.relay.gate import Gate
-from proxy.relay.headers import value
+from proxy.relay.headers import Headers, value
 from proxy.relay.identity import conversation, tenant
 from proxy.relay.inbound import read_body, while_connected
 from proxy.relay.paths import deployment
@@ -56,7 +56,11 @@ class _Passage:
     control: Control
     fit: Fit
     ask: Ask | None = None
-    overhead_s: float | None = None
+    overhead_s: float = 0.0
+
+    def headers(self) -> Headers:
+        """Our response headers; a request that passed the gate carries its status only."""
+        return report_headers(self.fit.report, self.overhead_s if self.ask else None)
 
 
 class Chat:
@@ -109,15 +113,17 @@ class Chat:
 
     async def _relay(self, passage: _Passage, send: Send) -> UsageTap | None:
         """Fit, forward, stream back; the tap that watched, or None if the answer was cut."""
+        started = time.perf_counter()
         await self._fit(passage)
+        passage.overhead_s += time.perf_counter() - started
         try:
             answer = await self._answer(passage)
         except UpstreamError as error:
-            await send_error(send, error, report_headers(passage.fit.report, passage.overhead_s))
+            await send_error(send, error, passage.headers())
             return None
         fields = answer.response.headers
         tap = UsageTap(fields.get("content-type", ""), fields.get("content-encoding", ""))
-        extra = report_headers(passage.fit.report, passage.overhead_s)
+        extra = passage.headers()
         whole = await relay_back(answer, send, extra=extra, tap=tap.feed)
         return tap if whole else None
 
@@ -129,7 +135,6 @@ class Chat:
 
     async def _fit(self, passage: _Passage) -> None:
         """Decide what to forward."""
-        started = time.perf_counter()
         if value(passage.scope["headers"], b"content-encoding") not in {None, b"identity"}:
             passage.fit = replace(passage.fit, report=Report(Status.NONE, reason="encoded"))
             return
@@ -143,7 +148,6 @@ class Chat:
             passage.fit = replace(passage.fit, report=report)
             return
         passage.fit = await self._compactor.fit(passage.ask)
-        passage.overhead_s = time.perf_counter() - started
 
     def _ask(self, passage: _Passage) -> Ask:
         """The request as the compactor takes it.
