@@ -5,7 +5,7 @@ due, and goes down the ladder where the result would still not fit. Whatever goe
 bytes go on.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 import structlog
@@ -25,6 +25,7 @@ from proxy.errors import CompactionError, SummaryFailed
 from proxy.fitting import Ask, Fit, Mode, Report, Status
 from proxy.guard import contained
 from proxy.learning import Learning
+from proxy.logs import COMPACTION_FAILED
 from proxy.policies import policy_for
 from proxy.reading import Reading
 from proxy.rounds import Rounds
@@ -38,6 +39,7 @@ CUTS = 4
 CUT_MARGIN = 0.92
 # Where an overflow error names no limit, the request is made this much smaller than what was refused.
 BLIND_SHARE = 0.7
+NOTHING_TO_TAKE = "nothing-to-take"
 
 _log = structlog.get_logger()
 
@@ -91,20 +93,53 @@ class Compactor:
 
     async def fit(self, ask: Ask) -> Fit:
         """The request, made to fit; as it came where that was not possible or not needed."""
-        return await self._contained(ask, tight=False)
+        if ask.mode is Mode.BYPASS:
+            return Fit(ask.body.raw, 0, Report(Status.BYPASSED, ask.conversation))
+        return await self._failing_open(ask, self._fitted(ask))
 
     async def refit(self, ask: Ask, refused: Fit, overflow: Overflow) -> Fit | None:
         """The request made to fit what the upstream has just refused it for; None if it cannot be.
 
         Learns the limit and the true count that the error names.
         """
-        asked_not_to = ask.mode not in {Mode.ACTIVE, Mode.FORCE}
-        if asked_not_to or overflow.kind == "bytes" or not automatic(policy_for(ask.settings).trigger):
+        wanted = ask.mode in {Mode.ACTIVE, Mode.FORCE} and automatic(policy_for(ask.settings).trigger)
+        if not wanted or overflow.kind == "bytes":
             return None
+        fit = await self._failing_open(ask, self._refitted(ask, refused, overflow))
+        return None if fit.raw in {refused.raw, ask.body.raw} else fit
+
+    async def observe(self, ask: Ask, fit: Fit, prompt_tokens: int) -> None:
+        """Learn from the usage of an answered request."""
+        if fit.estimate:
+            await self._learning.observed(ask.origin, ask.model, fit.estimate, prompt_tokens)
+
+    async def _failing_open(self, ask: Ask, fitting: Awaitable[Fit]) -> Fit:
+        """The outcome, or the request as it came if anything at all went wrong."""
+        reason = "internal"
+
+        def failed(error: BaseException) -> None:
+            nonlocal reason
+            if isinstance(error, CompactionError):
+                reason = error.reason
+            else:
+                _log.error(COMPACTION_FAILED, conversation=ask.conversation, exc_info=error)
+
+        with contained(failed):
+            return await fitting
+        return Fit(ask.body.raw, 0, Report(Status.FAILED_OPEN, ask.conversation, reason=reason))
+
+    async def _fitted(self, ask: Ask) -> Fit:
+        view = await self._viewer.view(ask)
+        due = "force" if ask.mode is Mode.FORCE else view.due()
+        if ask.mode is Mode.SHADOW:
+            return self._written(view, Settled(view.messages, changed=False, fits=True), Status.SHADOW, due)
+        return await self._finished(view, due)
+
+    async def _refitted(self, ask: Ask, refused: Fit, overflow: Overflow) -> Fit:
         limit = await self._lesson(ask, refused, overflow)
-        window = min(filter(None, (limit, ask.settings.window)), default=None)
-        fit = await self._contained(replace(ask, settings=replace(ask.settings, window=window)), tight=True)
-        return None if fit.raw == refused.raw or fit.raw is ask.body.raw else fit
+        window = min(filter(None, (limit, ask.settings.window)))
+        narrower = replace(ask, settings=replace(ask.settings, window=window))
+        return await self._finished(await self._viewer.view(narrower, tight=True), "overflow")
 
     async def _lesson(self, ask: Ask, refused: Fit, overflow: Overflow) -> int:
         """Learn from a refusal, and say what window the request must fit."""
@@ -121,46 +156,17 @@ class Compactor:
             await self._learning.overflowed(ask.origin, ask.model, overflow.limit)
         return overflow.limit
 
-    async def observe(self, ask: Ask, fit: Fit, prompt_tokens: int) -> None:
-        """Learn from the usage of an answered request."""
-        if fit.estimate:
-            await self._learning.observed(ask.origin, ask.model, fit.estimate, prompt_tokens)
-
-    async def _contained(self, ask: Ask, *, tight: bool) -> Fit:
-        fit = Fit(ask.body.raw, 0, Report(Status.FAILED_OPEN, ask.conversation, reason="internal"))
-
-        def failed(error: BaseException) -> None:
-            nonlocal fit
-            reason = error.reason if isinstance(error, CompactionError) else "internal"
-            fit = replace(fit, report=replace(fit.report, reason=reason))
-            if reason == "internal":
-                _log.exception("compaction.failed", reason=reason, exc_info=error)
-
-        with contained(failed):
-            fit = await self._fit(ask, tight=tight)
-        return fit
-
-    async def _fit(self, ask: Ask, *, tight: bool) -> Fit:
-        if ask.mode is Mode.BYPASS:
-            return Fit(ask.body.raw, 0, Report(Status.BYPASSED, ask.conversation))
-        view = await self._viewer.view(ask, tight=tight)
-        if tight:
-            due: str | None = "overflow"
-        else:
-            due = "force" if ask.mode is Mode.FORCE else view.due()
+    async def _finished(self, view: View, due: str | None) -> Fit:
+        """The request with a round made if one is due, and brought under the limit."""
+        status = Status.REUSED if view.earlier else Status.NONE
         reason = None
-        if ask.mode is Mode.SHADOW:
-            return self._written(view, Settled(view.messages, changed=False, fits=True), Status.SHADOW, due)
         if due is not None:
             try:
                 view = await self._compacted(view, due)
                 status = Status.APPLIED
             except SummaryFailed as failed:
-                reason, status = failed.reason, Status.FAILED_OPEN
-        else:
-            status = Status.REUSED if view.earlier else Status.NONE
-        if reason == "nothing-to-take":
-            status = Status.REUSED if view.earlier else Status.NONE
+                reason = failed.reason
+                status = status if reason == NOTHING_TO_TAKE else Status.FAILED_OPEN
         settled = await self._settled(view)
         if settled.changed and status in {Status.NONE, Status.FAILED_OPEN}:
             status = Status.APPLIED
@@ -176,7 +182,7 @@ class Compactor:
         """
         made = plan(view.body, view.effective, view.policy, view.earlier)
         if made is None:
-            raise SummaryFailed("nothing-to-take")
+            raise SummaryFailed(NOTHING_TO_TAKE)
         if not view.ask.routes:
             raise SummaryFailed("no-summary-model")
         ask, settings = view.ask, view.ask.settings

@@ -202,13 +202,11 @@ class Chat:
         overflow = detect(refused.response.status_code, seen, encoding)
         if overflow is None or passage.fit.report.reason == "encoded":
             return None
+        started = time.perf_counter()
         try:
             ask = passage.ask or self._ask(passage)
-            fit = (
-                None
-                if ask.mode is not Mode.ACTIVE
-                else await self._compactor.refit(ask, passage.fit, overflow)
-            )
+            fit = await self._compactor.refit(ask, passage.fit, overflow)
+            passage.overhead_s += time.perf_counter() - started
             second = await self._open(passage.scope, fit.raw) if fit else None
         except (Unreadable, UpstreamError):
             return None
