@@ -24,6 +24,7 @@ from proxy.errors import StoreUnavailable
 from proxy.instructions import check_instructions, instructions
 from proxy.learning import Learning
 from proxy.logs import STORE_FAILED, TOKENIZER_FAILED
+from proxy.ports import Store
 from proxy.reading import Reading
 from proxy.records import Records
 from proxy.relay.asgi import Dispatcher
@@ -60,12 +61,13 @@ class _Parts:
 
     Args:
         config: The configuration; a store URL that is not set means memory.
+        store: A store to use in place of the configured one.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, store: Store | None) -> None:
         check_instructions(config)
         store_url = config.store.url or "memory://"
-        self.store = open_store(store_url)
+        self.store = store or open_store(store_url)
         self.records = Records(self.store, _store_failed)
         self.transport = AiohttpTransport()
         self.counter = TiktokenCounter(_tokenizer_failed)
@@ -112,13 +114,17 @@ class _Parts:
         )
 
 
-def create_app(config: Config) -> ASGIApp:
+def create_app(config: Config, *, store: Store | None = None) -> ASGIApp:
     """The proxy as an ASGI application; its lifespan opens and closes everything.
+
+    Args:
+        config: The configuration.
+        store: A store to use in place of the configured one.
 
     Raises:
         ConfigError: The configuration names something that is not there.
     """
-    parts = _Parts(config)
+    parts = _Parts(config, store)
     target = origin(config.upstream.base_url)
     hop = hashlib.sha256(b"hop" + parts.secret).hexdigest()[:HOP_CHARACTERS]
     upstream = Upstream(
