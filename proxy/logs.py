@@ -82,7 +82,8 @@ def escape(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     return shown
 
 
-def _without_cut_answers(record: logging.LogRecord) -> bool:
+def not_a_cut_answer(record: logging.LogRecord) -> bool:
+    """A filter for the logger `uvicorn.error`: a cut is relayed on purpose and is no error of ours."""
     return record.getMessage() != CUT_ANSWER
 
 
@@ -129,11 +130,12 @@ def configure(style: Literal["json", "console"] = "json", level: int = logging.I
 
 
 def quieten() -> None:
-    """Leave out what a server library says about its own life, and what is no error of ours."""
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    """Leave out what libraries say about their own life, and what is no error of ours."""
+    for library in ("uvicorn", "httpx", "asyncio"):
+        logging.getLogger(library).setLevel(logging.WARNING)
     errors = logging.getLogger("uvicorn.error")
-    if _without_cut_answers not in errors.filters:
-        errors.addFilter(_without_cut_answers)
+    if not_a_cut_answer not in errors.filters:
+        errors.addFilter(not_a_cut_answer)
 
 
 def logger(name: str) -> FilteringBoundLogger:

@@ -39,9 +39,8 @@ def _settings(app: Application, keep_alive_s: int, grace_s: int) -> uvicorn.Conf
         interface="asgi3",
         access_log=False,
         log_config=None,
-        # Relayed answers carry the upstream's own, and the client's address is not our business.
         server_header=False,
-        date_header=False,
+        date_header=True,  # ours: the upstream's is not relayed
         proxy_headers=False,
         backlog=BACKLOG,
         timeout_keep_alive=keep_alive_s,

@@ -27,7 +27,7 @@ async def exchange(url: str, request: bytes) -> bytes:
     return answer
 
 
-async def test_it_serves_while_the_block_runs_and_adds_no_header_of_its_own() -> None:
+async def test_it_serves_while_the_block_runs_and_adds_nothing_but_a_date() -> None:
     log: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -39,6 +39,16 @@ def _boundary(messages: Sequence[Message], at: int) -> int:
     return max((unit.start for unit in units(messages) if unit.start <= at), default=0)
 
 
+def _tail(
+    messages: Sequence[Message], effective: Sequence[Message], keep: int, earlier: Checkpoint | None
+) -> int:
+    """Where the tail begins: the last `keep` messages of the effective list, back to a unit edge."""
+    ours = {id(stand_in) for stand_in in earlier.stand_ins} if earlier else set()
+    tail = effective[max(0, len(effective) - keep) :]
+    kept = sum(1 for message in tail if not message.privileged and id(message) not in ours)
+    return _boundary(messages, len(messages) - kept)
+
+
 def plan(
     messages: Sequence[Message], effective: Sequence[Message], policy: Policy, earlier: Checkpoint | None
 ) -> Plan | None:
@@ -50,14 +60,9 @@ def plan(
         policy: The strategy.
         earlier: The checkpoint that has been applied, if any.
     """
-    if len(effective) <= policy.keep_messages + 1:
-        return None
     done = earlier.length if earlier else 0
-    ours = {id(stand_in) for stand_in in earlier.stand_ins} if earlier else set()
-    tail = effective[len(effective) - policy.keep_messages :]
-    kept = sum(1 for message in tail if not message.privileged and id(message) not in ours)
-    stop = _boundary(messages, max(len(messages) - kept, done))
-    if stop <= done:
+    stop = _tail(messages, effective, policy.keep_messages, earlier)
+    if len(effective) <= policy.keep_messages + 1 or stop <= done:
         return None
     latest = latest_user(messages)
     spans = _without(Span(0, stop), latest)

@@ -1,6 +1,7 @@
 """The endpoint of the compacted paths: the way of a request, from its bytes to the end of its answer."""
 
 import time
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 import httpx
@@ -186,11 +187,12 @@ class Chat:
         answer = await self._open(passage.scope, passage.fit.raw)
         if answer.response.status_code < httpx.codes.BAD_REQUEST:
             return answer
-        try:
-            return await self._recovered(passage, answer) or answer
-        except BaseException:
-            await answer.aclose()
-            raise
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(answer.aclose)
+            shorter = await self._recovered(passage, answer)
+            if shorter is None:
+                stack.pop_all()  # the refusal is what the client gets
+        return shorter or answer
 
     async def _open(self, scope: Scope, raw: bytes) -> Answer:
         return await open_answer(self._upstream, build_request(self._upstream, scope, raw))
@@ -215,7 +217,6 @@ class Chat:
         if second.response.status_code >= httpx.codes.BAD_REQUEST:
             await second.aclose()
             return None
-        await refused.aclose()
         passage.ask, passage.fit = ask, fit
         return second
 

@@ -4,7 +4,6 @@ The transport is called directly, without an `httpx.AsyncClient` on the hot path
 """
 
 import functools
-import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,8 +17,6 @@ from proxy.relay.headers import Headers, to_client, to_upstream
 from proxy.relay.paths import join
 
 _log = structlog.get_logger()
-
-_CUT_NOTICE = "ASGI callable returned without completing response."
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +191,3 @@ async def send_error(
     ]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-def not_a_cut_notice(record: logging.LogRecord) -> bool:
-    """A filter for the logger `uvicorn.error`: a cut is relayed on purpose and needs no error line."""
-    return record.getMessage() != _CUT_NOTICE

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.relay.exchange import not_a_cut_notice
+from proxy.logs import not_a_cut_answer
 
 BODY = bytes(range(256)) * 8
 AT_ONCE = 16
@@ -142,7 +142,7 @@ async def test_the_servers_notice_of_a_cut_is_silenced_and_no_other(
         exchange.writer.close()
 
     logger = logging.getLogger("uvicorn.error")
-    logger.addFilter(not_a_cut_notice)
+    logger.addFilter(not_a_cut_answer)
     try:
         async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
             caplog.clear()
@@ -150,4 +150,4 @@ async def test_the_servers_notice_of_a_cut_is_silenced_and_no_other(
             logger.error("something else")
             assert [record.getMessage() for record in caplog.records] == ["something else"]
     finally:
-        logger.removeFilter(not_a_cut_notice)
+        logger.removeFilter(not_a_cut_answer)
