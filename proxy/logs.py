@@ -18,7 +18,6 @@ COMPACTION_STARTED = "compaction.started"
 COMPACTION_FINISHED = "compaction.finished"
 COMPACTION_FAILED = "compaction.failed"
 STORE_FAILED = "store.failed"
-UPSTREAM_FAILED = "upstream.failed"
 TOKENIZER_FAILED = "tokenizer.failed"
 
 CREDENTIAL_KEYS = frozenset(

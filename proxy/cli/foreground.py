@@ -48,13 +48,17 @@ def run_proxy(config: Config) -> None:
         ProxyError: The application did not start.
     """
     logs.configure(config.observability.log_format)
+    log = logs.logger(__name__)
     running = serving.server(create_app(config))
     bound = serving.listen(config.server.host, config.server.port)
     url = serving.base_url(bound)
 
     def started() -> None:
         print("\n".join(banner(config, url)), flush=True)
-        logs.logger(__name__).info(logs.SERVING_STARTED, url=url, upstream=config.upstream.base_url)
+        log.info(logs.SERVING_STARTED, url=url, upstream=config.upstream.base_url)
 
     with asyncio.Runner(loop_factory=running.config.get_loop_factory()) as runner:
-        runner.run(serving.run(running, bound, started))
+        try:
+            runner.run(serving.run(running, bound, started))
+        finally:
+            log.info(logs.SERVING_STOPPED)
