@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import httpx
 from pydantic import SecretStr
 
+from proxy import logs
 from proxy.adapters.tiktoken_counter import TiktokenCounter
 from proxy.app import create_app
 from proxy.config import Config
@@ -196,6 +198,7 @@ def main(keep: bool = False) -> int:  # noqa: FBT001, FBT002 - the command line 
     Returns:
         0 if everything held, else 1. With `keep`, Ctrl-C ends it with 0.
     """
+    logs.configure("console", logging.WARNING)
     with contextlib.suppress(KeyboardInterrupt):
         return 0 if asyncio.run(run(lambda line: print(line, flush=True), keep=keep)) else 1
     return 0 if keep else 130

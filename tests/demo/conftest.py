@@ -1,0 +1,28 @@
+from functools import cache
+
+import pytest
+
+from proxy.demo.run import table_text
+from proxy.ports import TokenCounter
+
+
+class _Words:
+    """A token is a word: quick, and easy to add up by hand."""
+
+    def count(self, text: str, model: str) -> int:
+        return len(text.split())
+
+
+@pytest.fixture
+def words() -> TokenCounter:
+    return _Words()
+
+
+@cache
+def _demo_text() -> str:
+    return table_text()
+
+
+@pytest.fixture
+def demo_text() -> str:
+    return _demo_text()

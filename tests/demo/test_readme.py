@@ -1,0 +1,25 @@
+from pathlib import Path
+
+import pytest
+
+from proxy.demo.readme import shown, updated
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def test_the_readme_shows_what_the_demo_prints(demo_text: str) -> None:
+    block = shown(README.read_text("utf-8"))
+    if block is None:
+        pytest.skip("README.md has no demo block yet")
+    assert block == demo_text, "run `python -m proxy.demo.readme README.md`"
+
+
+def test_only_the_block_is_replaced() -> None:
+    before = "a\n<!-- demo:start -->\n```text\nold\n```\n<!-- demo:end -->\nb\n"
+    after = updated(before, "new \\1\n")
+    assert after == before.replace("old", "new \\1")
+    assert shown(after) == "new \\1\n"
+
+
+def test_a_readme_without_the_marks_has_no_block() -> None:
+    assert shown("# Title\n```text\nold\n```\n") is None
