@@ -147,7 +147,8 @@ def to_fields(checkpoint: Checkpoint) -> dict[str, Any]:
         ],
         "spans": [list(span) for span in checkpoint.spans],
         "stand_ins": [
-            each and [each.role, b64encode(each.raw).decode(), each.tokens] for each in checkpoint.stand_ins
+            each and [each.role, each.text, b64encode(each.raw).decode(), each.tokens]
+            for each in checkpoint.stand_ins
         ],
         "summary": checkpoint.summary,
         "tokens": [checkpoint.tokens_before, checkpoint.tokens_after],
@@ -169,7 +170,7 @@ def from_fields(fields: Mapping[str, Any]) -> Checkpoint | None:
             ),
             spans=tuple(Span(int(start), int(stop)) for start, stop in fields["spans"]),
             stand_ins=tuple(
-                each and Message(role=each[0], raw=b64decode(each[1]), tokens=int(each[2]))
+                each and Message(role=each[0], text=each[1], raw=b64decode(each[2]), tokens=int(each[3]))
                 for each in fields["stand_ins"]
             ),
             summary=str(fields["summary"]),
