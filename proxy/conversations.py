@@ -10,6 +10,7 @@ import structlog
 from proxy.core.keys import conversation_key
 from proxy.dialects.usage import Usage
 from proxy.guard import contained
+from proxy.logs import CONVERSATIONS_NOT_WRITTEN
 from proxy.records import Records
 
 FLUSH_S = 1.0
@@ -111,4 +112,4 @@ def _sum(held: object, gathered: Totals) -> dict[str, float]:
 
 
 def _not_written(error: BaseException) -> None:
-    _log.warning("conversations.not_written", error=type(error).__name__)
+    _log.warning(CONVERSATIONS_NOT_WRITTEN, error=type(error).__name__)

@@ -18,7 +18,7 @@ class ProxyError(Exception):
 
 
 class ConfigError(ProxyError):
-    """The configuration cannot be used. The message is one line, ready for stderr."""
+    """The configuration cannot be used. The message is ready for stderr: one line for each problem."""
 
 
 class RequestRefused(ProxyError):  # noqa: N818 - it names what happened, not a fault of ours

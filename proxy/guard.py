@@ -1,7 +1,7 @@
 """The one place that may catch broadly.
 
-It stands at three boundaries only: the compaction stage, background jobs, and the tokenizer. There our own
-trouble, whatever it is, must not become the client's.
+It stands where our own trouble, whatever it is, must not become the client's: around the compaction stage,
+background jobs (the store's thread among them), the tokenizer, and the tap that watches an answer go by.
 """
 
 import asyncio

@@ -19,6 +19,9 @@ COMPACTION_FINISHED = "compaction.finished"
 COMPACTION_FAILED = "compaction.failed"
 STORE_FAILED = "store.failed"
 TOKENIZER_FAILED = "tokenizer.failed"
+TAP_FAILED = "relay.tap_failed"
+NOT_OBSERVED = "relay.not_observed"
+CONVERSATIONS_NOT_WRITTEN = "conversations.not_written"
 
 CREDENTIAL_KEYS = frozenset(
     {

@@ -17,6 +17,7 @@ from proxy.dialects.usage import UsageTap
 from proxy.errors import Unreadable, UpstreamError
 from proxy.fitting import Ask, Fit, Mode, Report, Status
 from proxy.guard import contained
+from proxy.logs import NOT_OBSERVED
 from proxy.relay.control import Control, control, report_headers
 from proxy.relay.exchange import Answer, Upstream, build_request, open_answer, relay_back, send_error
 from proxy.relay.gate import Gate
@@ -232,4 +233,4 @@ class Chat:
 
 
 def _not_observed(error: BaseException) -> None:
-    _log.warning("relay.not_observed", error=type(error).__name__)
+    _log.warning(NOT_OBSERVED, error=type(error).__name__)

@@ -13,6 +13,7 @@ from starlette.types import Scope, Send
 
 from proxy.errors import RequestRefused, UpstreamError, openai_error
 from proxy.guard import contained
+from proxy.logs import TAP_FAILED
 from proxy.relay.headers import Headers, to_client, to_upstream
 from proxy.relay.paths import join
 
@@ -141,7 +142,7 @@ async def open_answer(upstream: Upstream, request: httpx.Request) -> Answer:
 
 
 def _tap_failed(error: BaseException) -> None:
-    _log.warning("relay.tap_failed", error=type(error).__name__)
+    _log.warning(TAP_FAILED, error=type(error).__name__)
 
 
 async def relay_back(
