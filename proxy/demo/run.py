@@ -110,8 +110,9 @@ def _answered(played: Played) -> Check:
     turns = len(played.agent.script.turns)
     asked = sum(message["role"] == "user" for message in played.agent.history)
     held = asked == turns and all(exchange.status == 200 for exchange in played.exchanges)
-    requests = len(played.exchanges)
-    return Check(held, f"through the proxy, {asked} of {turns} turns went well ({requests} requests)")
+    statuses = ", ".join(str(status) for status in sorted({each.status for each in played.exchanges}))
+    requests = f"{len(played.exchanges)} requests, status {statuses}"
+    return Check(held, f"through the proxy, {asked} of {turns} turns were answered ({requests})")
 
 
 def _within_window(log: list[Seen]) -> Check:
@@ -171,17 +172,19 @@ async def _wait_for_ever(provider_url: str, proxy_url: str) -> None:
     print(f"\nStill running; Ctrl-C ends it.\nprovider: {provider_url}/v1\nproxy:    {proxy_url}/v1\n")
     print(f"export OPENAI_BASE_URL={proxy_url}/v1 OPENAI_API_KEY=demo\n")
     body = f'{{"model":"{AGENT_MODEL}","messages":[{{"role":"user","content":"Hello"}}]}}'
-    print(f"curl {proxy_url}/v1/chat/completions --json '{body}'", flush=True)
+    kind = "content-type: application/json"
+    print(f"curl {proxy_url}/v1/chat/completions -H '{kind}' -d '{body}'", flush=True)
     await asyncio.Event().wait()
 
 
 async def run(say: Say, *, keep: bool = False) -> bool:
-    """Run the demo, handing each line to `say`; whether everything held. With `keep`, never return."""
+    """Run the demo, handing each line to `say`; whether everything held. `keep` waits for a cancellation."""
     provider = create_provider(Settings(TiktokenCounter(say), window=WINDOW_TOKENS))
     async with served(provider) as provider_url, served(create_app(demo_config(provider_url))) as proxy_url:
         held = await _play(provider, provider_url, proxy_url, say)
         if keep:
-            await _wait_for_ever(provider_url, proxy_url)
+            with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C is how this ends
+                await _wait_for_ever(provider_url, proxy_url)
     return held
 
 
@@ -196,9 +199,9 @@ def main(keep: bool = False) -> int:  # noqa: FBT001, FBT002 - the command line 
     """Run the demo on stdout.
 
     Returns:
-        0 if everything held, else 1. With `keep`, Ctrl-C ends it with 0.
+        0 if everything held, else 1; 130 if it was interrupted before the end. With `keep`, Ctrl-C ends it.
     """
     logs.configure("console", logging.WARNING)
     with contextlib.suppress(KeyboardInterrupt):
         return 0 if asyncio.run(run(lambda line: print(line, flush=True), keep=keep)) else 1
-    return 0 if keep else 130
+    return 130
