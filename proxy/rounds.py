@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from proxy.core.checkpoint import Checkpoint, covered_results, exact_digest, to_fields
+from proxy.core.checkpoint import Checkpoint, covered_results, exact_digest, from_fields, to_fields
 from proxy.core.digest import message_id
 from proxy.core.keys import hash_tag, rounds_key
 from proxy.core.message import Message
@@ -24,7 +24,6 @@ from proxy.logs import COMPACTION_FAILED, COMPACTION_FINISHED, COMPACTION_STARTE
 from proxy.ports import SummaryModel
 from proxy.reading import Reading
 from proxy.records import Line, Records
-from proxy.restoring import restored
 from proxy.summarising import Job, summarise, task_text
 
 # After a failed summary the conversation is not tried again for this long, in seconds.
@@ -211,4 +210,4 @@ class Rounds:
         }
         line = Line(rounds_key(job.tenant, job.prefixes[0]), event, job.ttl_s, KEPT_EVENTS)
         fields = await self._records.save(job.key, to_fields(made), ttl_s=job.ttl_s, also=[line])
-        return restored(fields) or made
+        return from_fields(fields) or made

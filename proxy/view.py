@@ -6,7 +6,7 @@ from typing import Self
 
 from proxy.core.budget import Budget, budget
 from proxy.core.calibration import Calibration
-from proxy.core.checkpoint import Checkpoint, deepest
+from proxy.core.checkpoint import Checkpoint, deepest, from_fields
 from proxy.core.digest import prefix_digests
 from proxy.core.keys import checkpoint_keys
 from proxy.core.message import Message, units
@@ -19,7 +19,6 @@ from proxy.learning import Learning
 from proxy.policies import policy_for
 from proxy.reading import Gauge, Reading
 from proxy.records import Records
-from proxy.restoring import restored
 
 # After an overflow the request is made to fit with this share of its limit to spare: the estimate was wrong.
 TIGHT_SHARE = 0.85
@@ -155,4 +154,4 @@ class Viewer:
                 [view.prefixes[edge - 1] for edge in edges],
             )
         )
-        return deepest(map(restored, found), view.body)
+        return deepest((from_fields(fields) if fields else None for fields in found), view.body)
