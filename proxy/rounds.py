@@ -191,6 +191,7 @@ class Rounds:
             summary=summary,
             tokens_before=job.tokens_before,
             tokens_after=job.tokens_before - saved,
+            listed=len(job.messages),
         )
 
     async def _save(self, job: Job, made: Checkpoint, model: str, seconds: float) -> Checkpoint:
