@@ -12,17 +12,18 @@ def render(
     """The effective list: each span replaced by its stand-in.
 
     `messages` is the client's whole list; spans count its non-privileged messages. Privileged messages are
-    always the current request's: those inside a span move up behind the leading ones, in their order.
+    always the current request's: those before the end of the last span move up behind the leading ones, so
+    that all of them keep their order.
     """
     head: list[Message] = []
     rest: list[Message] = []
     index = 0
+    end = spans[-1].stop if spans else 0
     for message in messages:
-        at = next((k for k, span in enumerate(spans) if span.start <= index < span.stop), None)
         if message.privileged:
-            inside = at is not None and spans[at].start < index
-            (head if inside or not rest else rest).append(message)
+            (head if index < end or not rest else rest).append(message)
             continue
+        at = next((k for k, span in enumerate(spans) if span.start <= index < span.stop), None)
         if at is None:
             rest.append(message)
         elif index == spans[at].start and (stand_in := stand_ins[at]) is not None:
@@ -32,12 +33,14 @@ def render(
 
 
 def excerpt(text: str, share: float, handle: str) -> str:
-    """Head and tail of a text, together about `share` (0..1) of it, and between them what is missing."""
+    """Head and tail of a text, together about `share` (0..1) of it, and between them what is missing.
+
+    The text itself where that would be no shorter.
+    """
     half = max(1, int(len(text) * share / 2))
     missing = len(text) - 2 * half
-    if missing <= 0:
-        return text
-    return f"{text[:half]}\n[… {missing:,} characters of {handle} left out …]\n{text[-half:]}"
+    cut = f"{text[:half]}\n[… {missing:,} characters of {handle} left out …]\n{text[-half:]}"
+    return cut if missing > 0 and len(cut) < len(text) else text
 
 
 def stand_in_text(policy: Policy, number: int, task: str, summary: str) -> str:

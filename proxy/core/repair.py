@@ -19,12 +19,11 @@ def _answered(unit: Sequence[Message]) -> Iterator[Message]:
     yield caller
     open_calls = [call.id for call in caller.calls]
     for answer in answers:
-        matched = [each for each in answer.answers if each in open_calls]
-        if not matched:
-            continue
+        matched = set(answer.answers).intersection(open_calls)
         for each in matched:
             open_calls.remove(each)
-        yield answer
+        if matched:
+            yield answer
     legacy = len(caller.calls) == 1 and not caller.calls[0].id
     for each in open_calls:
         role = "function" if legacy else "tool"
@@ -54,20 +53,20 @@ def repair(messages: Sequence[Message]) -> tuple[Message, ...]:
 def _privileged_first(messages: Sequence[Message]) -> list[Message]:
     """The list with privileged messages moved out of the gap between a call and its results."""
     ordered: list[Message] = []
+    unit: list[Message] = []  # a message with calls, and the results that have followed it
+    gap: list[Message] = []  # privileged messages since then
     for message in messages:
-        if message.answers and ordered and ordered[-1].privileged:
-            at = len(ordered)
-            while at and ordered[at - 1].privileged:
-                at -= 1
-            if at and (ordered[at - 1].calls or ordered[at - 1].answers):
-                moved = ordered[at:]
-                del ordered[at:]
-                caller = at - 1
-                while caller and not ordered[caller].calls:
-                    caller -= 1
-                ordered[caller:caller] = moved
-        ordered.append(message)
-    return ordered
+        if unit and message.privileged:
+            gap.append(message)
+        elif unit and message.answers:
+            ordered += gap
+            gap = []
+            unit.append(message)
+        else:
+            ordered += unit + gap
+            unit, gap = ([message], []) if message.calls else ([], [])
+            ordered += [] if unit else [message]
+    return ordered + unit + gap
 
 
 def alternate(messages: Sequence[Message]) -> tuple[Message, ...]:

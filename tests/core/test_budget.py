@@ -1,0 +1,29 @@
+"""What there is to spend, at the sizes that models have and at those they should not have."""
+
+import pytest
+
+from proxy.core.budget import Budget, Reserves, budget
+
+SEED = Reserves(system=2_000, output=4_000, safety=5_000)
+
+
+@pytest.mark.parametrize(
+    ("window", "asked", "expected"),
+    [
+        (128_000, None, Budget(window=128_000, usable=117_000, limit=123_000)),
+        (128_000, 2_000, Budget(window=128_000, usable=117_000, limit=121_000)),
+        (128_000, 16_000, Budget(window=128_000, usable=105_000, limit=107_000)),
+        (8_192, None, Budget(window=8_192, usable=6_144, limit=8_192 - 930)),
+        (8_192, 4_096, Budget(window=8_192, usable=6_144, limit=8_192 - 4_096 - 922)),
+        (8_192, 10**9, Budget(window=8_192, usable=6_144, limit=2_048)),
+        (0, None, Budget(window=0, usable=0, limit=0)),
+    ],
+)
+def test_reserves_shrink_in_proportion_to_a_quarter_of_the_window(
+    window: int, asked: int | None, expected: Budget
+) -> None:
+    assert budget(window, SEED, asked) == expected
+
+
+def test_without_reserves_all_is_usable() -> None:
+    assert budget(1_000, Reserves(0, 0, 0), None) == Budget(window=1_000, usable=1_000, limit=1_000)

@@ -1,0 +1,78 @@
+"""Where stand-ins and privileged messages end up, and how a text is shortened."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.message import Message, Span
+from proxy.core.policy import CHAINED
+from proxy.core.render import excerpt, render, stand_in_text
+
+STAND_IN = Message("assistant", "summary")
+
+
+def listed(roles: str) -> list[Message]:
+    """A message for each letter: s system, d developer, u user, a assistant; its text is its index."""
+    names = {"s": "system", "d": "developer", "u": "user", "a": "assistant"}
+    return [Message(names[letter], str(index)) for index, letter in enumerate(roles)]
+
+
+def texts(messages: tuple[Message, ...]) -> list[str]:
+    return [message.text for message in messages]
+
+
+def test_without_spans_a_list_stays_as_it_is() -> None:
+    messages = listed("suasuda")
+
+    assert render(messages, (), ()) == tuple(messages)
+
+
+def test_the_first_message_of_a_span_gives_way_to_its_stand_in() -> None:
+    assert texts(render(listed("suauau"), [Span(0, 3)], [STAND_IN])) == ["0", "summary", "4", "5"]
+
+
+def test_a_span_without_a_stand_in_leaves_nothing() -> None:
+    messages = listed("uauau")
+
+    assert texts(render(messages, [Span(0, 2), Span(3, 4)], [STAND_IN, None])) == ["summary", "2", "4"]
+
+
+def test_privileged_messages_inside_a_span_move_up_behind_the_leading_ones() -> None:
+    assert texts(render(listed("suadua"), [Span(0, 3)], [STAND_IN])) == ["0", "3", "summary", "5"]
+
+
+def test_privileged_messages_behind_the_spans_stay_where_they_are() -> None:
+    assert texts(render(listed("suasud"), [Span(0, 2)], [STAND_IN])) == ["0", "summary", "3", "4", "5"]
+
+
+def test_privileged_messages_keep_their_order_where_one_stands_before_a_later_span() -> None:
+    assert texts(render(listed("usada"), [Span(1, 3)], [STAND_IN])) == ["1", "3", "0", "summary"]
+
+
+def test_an_excerpt_keeps_head_and_tail_and_says_what_is_missing() -> None:
+    text = "a" * 500 + "b" * 1_000 + "c" * 500
+
+    assert excerpt(text, 0.5, "m_1") == f"{'a' * 500}\n[… 1,000 characters of m_1 left out …]\n{'c' * 500}"
+
+
+def test_a_text_too_short_to_gain_from_it_is_not_cut() -> None:
+    assert excerpt("word " * 5, 0.1, "m_1") == "word " * 5
+    assert excerpt("odd", 1.0, "m_1") == "odd"
+
+
+@given(st.integers(0, 3_000), st.floats(0, 1), st.floats(0, 1))
+def test_an_excerpt_grows_with_its_share_and_never_beyond_the_text(
+    size: int, one: float, other: float
+) -> None:
+    text = "x" * size
+    small, large = sorted((one, other))
+
+    assert len(excerpt(text, small, "m_1")) <= len(excerpt(text, large, "m_1")) <= size
+
+
+def test_heading_task_summary_and_rounds_stand_in_this_order() -> None:
+    assert stand_in_text(CHAINED, 3, "Build it", "### Current State") == (
+        "## Session Summary (Compaction Round 3)\n\n"
+        "### Original Task\nBuild it\n\n"
+        "### Current State\n\n"
+        "This summary incorporates context from 2 previous compaction rounds."
+    )

@@ -1,0 +1,61 @@
+"""Rows of thresholds: alternatives of conjunctions."""
+
+import pytest
+
+from proxy.core.budget import Budget
+from proxy.core.trigger import Gained, Row, automatic, fired, mark
+
+BUDGET = Budget(window=10_000, usable=8_000, limit=9_000)
+NOTHING_NEW = Gained(messages=0, turns=0, iterations=0)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (Row(tokens=5_000), 5_000),
+        (Row(percent=75), 6_000),
+        (Row(percent_of_window=95), 9_500),
+        (Row(percent=99.99), 7_999),
+        (Row(tokens=5_000, percent=75), 6_000),
+        (Row(messages=8), 0),
+    ],
+)
+def test_a_row_fires_at_its_mark_and_not_a_token_before(row: Row, expected: int) -> None:
+    enough = Gained(messages=8, turns=8, iterations=8)
+
+    assert row.token_mark(BUDGET) == expected
+    assert fired([row], expected, enough, BUDGET) == row
+    assert fired([row], expected - 1, enough, BUDGET) is None
+
+
+@pytest.mark.parametrize("row", [Row(messages=8), Row(turns=8), Row(iterations=8)])
+def test_a_count_fires_when_it_is_reached(row: Row) -> None:
+    seven, eight = (Gained(messages=count, turns=count, iterations=count) for count in (7, 8))
+
+    assert [fired([row], 0, gained, BUDGET) for gained in (seven, eight)] == [None, row]
+
+
+def test_the_fields_of_a_row_must_all_be_reached() -> None:
+    row = Row(tokens=100, turns=2)
+
+    assert fired([row], 100, Gained(messages=9, turns=1, iterations=9), BUDGET) is None
+    assert fired([row], 99, Gained(messages=9, turns=2, iterations=9), BUDGET) is None
+    assert fired([row], 100, Gained(messages=0, turns=2, iterations=0), BUDGET) == row
+
+
+def test_rows_are_alternatives_and_the_first_reached_is_named() -> None:
+    rows = (Row(tokens=900), Row(tokens=100), Row(tokens=50))
+
+    assert fired(rows, 100, NOTHING_NEW, BUDGET) == rows[1]
+    assert mark(rows, BUDGET) == 50
+
+
+@pytest.mark.parametrize("row", [Row(), Row(tokens=0), Row(tokens=100, turns=0), Row(percent=0.0)])
+def test_a_row_without_fields_or_with_a_zero_is_off(row: Row) -> None:
+    assert not automatic([row])
+    assert mark([row], BUDGET) is None
+    assert fired([row], 10**9, Gained(9, 9, 9), BUDGET) is None
+
+
+def test_without_rows_nothing_is_automatic() -> None:
+    assert (automatic([]), mark([], BUDGET), fired([], 10**9, NOTHING_NEW, BUDGET)) == (False, None, None)
