@@ -37,6 +37,8 @@ PATIENCE_SHARE = 0.25
 # Rounds of cutting until a list fits: an estimate of how characters turn into tokens is never exact.
 CUTS = 4
 CUT_MARGIN = 0.92
+# What the notice of what is missing and the frame of a message take.
+NOTICE_TOKENS = 30
 # Where an overflow error names no limit, the request is made this much smaller than what was refused.
 BLIND_SHARE = 0.7
 NOTHING_TO_TAKE = "nothing-to-take"
@@ -97,15 +99,15 @@ class Compactor:
             return Fit(ask.body.raw, 0, Report(Status.BYPASSED, ask.conversation))
         return await self._failing_open(ask, self._fitted(ask))
 
-    async def refit(self, ask: Ask, refused: Fit, overflow: Overflow) -> Fit | None:
+    async def refit(self, ask: Ask, refused: Fit, overflow: Overflow, refusals: int = 1) -> Fit | None:
         """The request made to fit what the upstream has just refused it for; None if it cannot be.
 
-        Learns the limit and the true count that the error names.
+        Learns the limit and the true count that the error names. `refusals` counts this one and those before.
         """
         wanted = ask.mode in {Mode.ACTIVE, Mode.FORCE} and automatic(policy_for(ask.settings).trigger)
         if not wanted or overflow.kind == "bytes":
             return None
-        fit = await self._failing_open(ask, self._refitted(ask, refused, overflow))
+        fit = await self._failing_open(ask, self._refitted(ask, refused, overflow, refusals))
         return None if fit.raw in {refused.raw, ask.body.raw} else fit
 
     async def observe(self, ask: Ask, fit: Fit, prompt_tokens: int) -> None:
@@ -135,11 +137,11 @@ class Compactor:
             return self._written(view, Settled(view.messages, changed=False, fits=True), Status.SHADOW, due)
         return await self._finished(view, due)
 
-    async def _refitted(self, ask: Ask, refused: Fit, overflow: Overflow) -> Fit:
+    async def _refitted(self, ask: Ask, refused: Fit, overflow: Overflow, refusals: int) -> Fit:
         limit = await self._lesson(ask, refused, overflow)
         window = min(filter(None, (limit, ask.settings.window)))
         narrower = replace(ask, settings=replace(ask.settings, window=window))
-        return await self._finished(await self._viewer.view(narrower, tight=True), "overflow")
+        return await self._finished(await self._viewer.view(narrower, refusals=refusals), "overflow")
 
     async def _lesson(self, ask: Ask, refused: Fit, overflow: Overflow) -> int:
         """Learn from a refusal, and say what window the request must fit."""
@@ -225,7 +227,7 @@ class Compactor:
             messages = await self._cut(messages, view)
         if view.counted(messages) > view.counted(view.messages):  # never larger
             messages = view.messages
-        return Settled(messages, changed=messages is not view.messages, fits=not view.over(messages))
+        return Settled(messages, changed=messages is not view.messages, fits=not view.hopeless(messages))
 
     async def _sized(self, messages: tuple[Message, ...], view: View) -> list[Message]:
         """The messages, those of ours among them counted."""
@@ -238,20 +240,22 @@ class Compactor:
         ours = {id(each) for each in (view.earlier.stand_ins if view.earlier else ()) if each}
         stand_ins = frozenset(k for k, each in enumerate(messages) if id(each) in ours)
         handles = [message_id(prefix) for prefix in prefix_digests(messages)]
-        room = int(view.budget.limit * 1_000 / view.calibration.bound(1_000)) - view.overhead
+        room = view.budget.limit * 1_000 // view.calibration.bound(1_000) - view.overhead
+        most = view.most * 1_000 // view.calibration.size(1_000) - view.overhead
         cut = messages
         for _ in range(CUTS):
-            squeezed = squeeze(messages, room, stand_ins)
+            squeezed = squeeze(messages, room, stand_ins, most)
             pairs = zip(messages, squeezed.allowances, handles, strict=True)
             kept = [
-                each if allowed is None else shortened(each, CUT_MARGIN * allowed / each.tokens, handle)
+                each if allowed is None else _shortened(each, allowed, handle)
                 for each, allowed, handle in pairs
                 if allowed != 0
             ]
             cut = tuple(await self._sized(tuple(kept), view))
-            if not view.over(cut) or not squeezed.fits:
+            size = sum(each.tokens for each in cut)
+            if size <= max(room, most if squeezed.limit > room else 0) or not squeezed.fits:
                 break
-            room = int(room * CUT_MARGIN)
+            room, most = int(room * CUT_MARGIN), int(most * CUT_MARGIN)
         return cut
 
     def _conversation(self, view: View) -> str | None:
@@ -274,3 +278,8 @@ class Compactor:
             reason=reason,
         )
         return Fit(raw, view.counted(settled.messages), report)
+
+
+def _shortened(message: Message, allowed: int, handle: str) -> Message:
+    """The message brought down to about `allowed` tokens, the notice of what is missing included."""
+    return shortened(message, max(0, CUT_MARGIN * allowed - NOTICE_TOKENS) / message.tokens, handle)

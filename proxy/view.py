@@ -20,7 +20,7 @@ from proxy.policies import policy_for
 from proxy.reading import Gauge, Reading
 from proxy.records import Records
 
-# After an overflow the request is made to fit with this share of its limit to spare: the estimate was wrong.
+# After each overflow the request is made to fit in this share of its limit: the estimate was wrong.
 TIGHT_SHARE = 0.85
 # A checkpoint is looked for at this many of the newest unit edges.
 MAX_LOOKED_UP = 2_000
@@ -39,6 +39,7 @@ class View:
         overhead: Tokens beside the messages.
         calibration: What the upstream's count is to ours.
         budget: What may be spent, calibrated.
+        most: What could be taken at best, calibrated: nothing is kept free for the error of estimates.
         earlier: The checkpoint in force.
         effective: The list with the checkpoint applied.
     """
@@ -51,6 +52,7 @@ class View:
     overhead: int
     calibration: Calibration
     budget: Budget
+    most: int
     earlier: Checkpoint | None
     effective: tuple[Message, ...]
 
@@ -83,6 +85,10 @@ class View:
         """Whether a request with these messages might not fit, estimates being what they are."""
         return self.calibration.bound(self.counted(messages)) > self.budget.limit
 
+    def hopeless(self, messages: Sequence[Message]) -> bool:
+        """Whether a request with these messages will not fit, as far as we can tell."""
+        return self.size(messages) > max(self.budget.limit, self.most)
+
     def due(self) -> str | None:
         """What makes a round due now, or None."""
         size = self.size(self.effective)
@@ -110,8 +116,8 @@ class Viewer:
         self._records = records
         self._learning = learning
 
-    async def view(self, ask: Ask, *, tight: bool = False) -> View:
-        """The request as it stands; `tight` leaves room for an estimate that was wrong.
+    async def view(self, ask: Ask, *, refusals: int = 0) -> View:
+        """The request as it stands, after so many overflow errors.
 
         Raises:
             Unreadable: A message is none.
@@ -126,6 +132,7 @@ class Viewer:
         known = [window for window in (ask.settings.window, learned.window) if window]
         window = min(known, default=known_window(ask.model))
         spent = budget(window, policy.reserves, ask.body.max_output)
+        most = max(spent.limit, window - (ask.body.max_output or 0))
         view = View(
             ask=ask,
             policy=policy,
@@ -134,7 +141,8 @@ class Viewer:
             prefixes=prefixes,
             overhead=overhead,
             calibration=learned.calibration,
-            budget=replace(spent, limit=int(spent.limit * TIGHT_SHARE)) if tight else spent,
+            budget=replace(spent, limit=int(spent.limit * TIGHT_SHARE**refusals)),
+            most=int(most * TIGHT_SHARE ** max(0, refusals - 1)),  # the first refusal told what it counts
             earlier=None,
             effective=messages,
         )

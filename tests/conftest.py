@@ -1,4 +1,23 @@
+"""Options, and what tests of the whole product share: the proxy on a socket, and a provider to put behind it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
 import pytest
+
+from proxy.app import create_app
+from proxy.config.model import Config
+from proxy.ports import Store
+from proxy.serving import served
+
+ROOT = Path(__file__).resolve().parent.parent
+SUMMARY_MODEL = "summary-small"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -12,3 +31,99 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(skipped)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of conversations and tools that stands beside a working copy on machines that have it."""
+    folder = ROOT.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("needs ../shared")
+    return folder
+
+
+class Scripted:
+    """The scripted provider of ../shared/tools, a process of its own.
+
+    Attributes:
+        url: Where it listens.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._client = httpx.Client(base_url=url, timeout=60)
+
+    def control(self, **settings: Any) -> None:
+        assert self._client.post("/__control", json=settings).status_code == 200
+
+    def reset(self) -> None:
+        """Forget every setting and request."""
+        assert self._client.post("/__reset").status_code == 200
+
+    def log(self, model: str) -> list[dict[str, Any]]:
+        """The requests for one model, oldest first; `body` is what it was sent."""
+        found: list[dict[str, Any]] = json.loads(
+            self._client.get("/__log", params={"full": 1, "model": model}).content
+        )
+        return found
+
+    def forget(self) -> None:
+        """Forget every request."""
+        self._client.delete("/__log")
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@pytest.fixture(scope="session")
+def scripted_process(shared: Path) -> Iterator[Scripted]:
+    with subprocess.Popen(
+        [sys.executable, shared / "tools" / "fake_upstream.py", "--port", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        url = next(word for word in process.stdout.readline().split() if word.startswith("http://"))
+        provider = Scripted(url)
+        try:
+            yield provider
+        finally:
+            provider.close()
+            process.kill()
+
+
+@pytest.fixture
+def scripted(scripted_process: Scripted) -> Scripted:
+    """The scripted provider as it is after its start."""
+    scripted_process.reset()
+    return scripted_process
+
+
+Proxied = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+
+
+@pytest.fixture
+def proxied() -> Proxied:
+    """Runs the proxy on a socket before an upstream; gives a client whose base URL it is."""
+
+    @asynccontextmanager
+    async def running(
+        upstream: str, *, store: Store | None = None, **sections: Any
+    ) -> AsyncIterator[httpx.AsyncClient]:
+        config = Config.model_validate(
+            {
+                "upstream": {"base_url": f"{upstream}/v1"},
+                "store": {"url": "memory://"},
+                "summary": {"model": SUMMARY_MODEL},
+                **sections,
+            }
+        )
+        limits = httpx.Limits(max_connections=8)
+        async with (
+            served(create_app(config, store=store)) as url,
+            httpx.AsyncClient(base_url=url, timeout=60, limits=limits, trust_env=False) as client,
+        ):
+            client.headers["authorization"] = "Bearer sk-test"
+            yield client
+
+    return running

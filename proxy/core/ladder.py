@@ -1,7 +1,9 @@
 """The floor of the ladder: a request is made to fit without any model, so that it always fits.
 
-Rungs, each only as far as needed: cap the largest messages, leave out the oldest units, cut what is left.
-Privileged messages and the latest user message stay whole; the task and stand-ins are cut last of all.
+Rungs, each only as far as needed: cap the largest of the older messages, leave out the oldest units, leave
+out all but the last one and cut what is left of it. Privileged messages and the latest user message stay
+whole; the latest message, the task and stand-ins are cut last of all, and only once even the safety that is
+kept for the error of estimates would not hold them.
 """
 
 from bisect import bisect_left
@@ -13,8 +15,10 @@ from proxy.core.summary import task_of
 
 # A message is capped to no less than this before others are left out altogether, in tokens.
 CAP_FLOOR = 400
-# The last rungs leave at least this much of a message, in tokens.
-CUT_FLOOR = 24
+# The last rungs leave at least this much of a message, in tokens; the notice of what is missing takes half.
+CUT_FLOOR = 48
+# The newest units stay as they are up to this share of the room that may be shared out.
+NEWEST_SHARE = 0.5
 
 WHOLE = None
 GONE = 0
@@ -27,10 +31,13 @@ class Squeeze:
     Attributes:
         allowances: Per message: `WHOLE` to keep it as it is, `GONE` to leave it out, else the tokens that
             it may keep.
-        fits: Whether the list then fits.
+        limit: The size it is meant for, in tokens: the limit, or somewhat more where only that saves what
+            matters.
+        fits: Whether it then fits.
     """
 
     allowances: tuple[int | None, ...]
+    limit: int
     fits: bool
 
 
@@ -44,11 +51,23 @@ def _cap(sizes: Sequence[int], room: int, floor: int) -> int | None:
     return max(sizes, default=floor) if room >= 0 else None
 
 
-def _droppable(messages: Sequence[Message], kept: set[int]) -> list[list[int]]:
-    """The units that may be left out, as lists of indices, oldest first; never the last unit."""
+def _runs(messages: Sequence[Message]) -> list[list[int]]:
+    """The units, as lists of indices, oldest first; privileged messages are in none."""
     body = [index for index, message in enumerate(messages) if not message.privileged]
-    runs = [body[unit.start : unit.stop] for unit in units([messages[index] for index in body])]
-    return [run for run in runs[:-1] if not kept.intersection(run)]
+    return [body[unit.start : unit.stop] for unit in units([messages[index] for index in body])]
+
+
+def _newest(messages: Sequence[Message], runs: Iterable[list[int]], kept: set[int], limit: int) -> set[int]:
+    """The newest units, as long as they leave older ones their share of what `kept` leaves of the limit."""
+    room = NEWEST_SHARE * (limit - sum(messages[k].tokens for k in kept))
+    found: set[int] = set()
+    for run in runs:
+        more = set(run) - kept
+        room -= sum(messages[k].tokens for k in more)
+        if room < 0:
+            break
+        found |= more
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +83,11 @@ class _Rung:
     def loose(self) -> list[int]:
         return [k for k in range(len(self.messages)) if k not in self.kept and k not in self.gone]
 
+    def least(self) -> int:
+        return sum(self.messages[k].tokens for k in self.kept) + sum(
+            min(self.messages[k].tokens, self.floor) for k in self.loose()
+        )
+
     def cap(self) -> int | None:
         room = self.limit - sum(self.messages[k].tokens for k in self.kept)
         return _cap([self.messages[k].tokens for k in self.loose()], room, self.floor)
@@ -76,35 +100,52 @@ class _Rung:
             allowances[k] = allowed if self.messages[k].tokens > allowed else WHOLE
         for k in self.gone:
             allowances[k] = GONE
-        return Squeeze(tuple(allowances), fits=cap is not None)
+        return Squeeze(tuple(allowances), self.limit, fits=cap is not None)
 
 
 def _flat(runs: Iterable[list[int]]) -> set[int]:
     return {index for run in runs for index in run}
 
 
-def squeeze(messages: Sequence[Message], limit: int, stand_ins: frozenset[int] = frozenset()) -> Squeeze:
-    """How to bring a list down to `limit` tokens; `stand_ins` are the indices of messages of ours.
+def squeeze(
+    messages: Sequence[Message], limit: int, stand_ins: frozenset[int] = frozenset(), most: int = 0
+) -> Squeeze:
+    """How to bring a list down to `limit` tokens.
 
-    Sizes are the messages' own `tokens`, so the limit must be on the same scale.
+    Args:
+        messages: The list; sizes are the messages' own `tokens`, so the limits must be on the same scale.
+        limit: What it should fit in, in tokens.
+        stand_ins: Indices of messages of ours.
+        most: What it may take before the task, stand-ins or the latest message are cut; not under `limit`.
     """
-    theirs = [k for k in range(len(messages)) if k not in stand_ins]
-    latest = latest_user([messages[k] for k in theirs])
-    fixed = {k for k in theirs if messages[k].privileged} | (set() if latest is None else {theirs[latest]})
-    task = task_of(messages[k] for k in theirs)
-    kept = fixed | stand_ins | {k for k in theirs if messages[k] is task}
-    drops = _droppable(messages, kept)
+    fixed, kept = _cores(messages, stand_ins)
+    runs = _runs(messages)
+    newest = _newest(messages, reversed(runs), kept, limit)
+    drops = [run for run in runs[:-1] if not (kept | newest).intersection(run)]
 
     def without(oldest: int) -> _Rung:
-        return _Rung(messages, limit, kept, _flat(drops[:oldest]), CAP_FLOOR)
+        return _Rung(messages, limit, kept | newest, _flat(drops[:oldest]), CAP_FLOOR)
 
     fewest = bisect_left(range(len(drops) + 1), x=True, key=lambda oldest: without(oldest).cap() is not None)
     if fewest <= len(drops):
         return without(fewest).squeezed()
-    gone = _flat(drops)
-    last = _Rung(messages, limit, kept, gone, CUT_FLOOR)
-    return (
-        last.squeezed()
-        if last.cap() is not None
-        else _Rung(messages, limit, fixed, gone, CUT_FLOOR).squeezed()
-    )
+    gone = _flat(run for run in runs[:-1] if not kept.intersection(run))
+    last = len(messages) - 1
+    rung = _Rung(messages, limit, kept, gone, CUT_FLOOR)
+    for whole in (kept, kept - {last} | fixed, fixed):
+        least = _Rung(messages, limit, whole, gone, CUT_FLOOR).least()
+        for room in (limit, (least + max(limit, most)) // 2):
+            rung = _Rung(messages, room, whole, gone, CUT_FLOOR)
+            if rung.cap() is not None:
+                return rung.squeezed()
+    return rung.squeezed()
+
+
+def _cores(messages: Sequence[Message], stand_ins: frozenset[int]) -> tuple[set[int], set[int]]:
+    """What is never cut, and what is kept whole as long as possible."""
+    theirs = [k for k in range(len(messages)) if k not in stand_ins]
+    latest = latest_user([messages[k] for k in theirs])
+    fixed = {k for k in theirs if messages[k].privileged} | (set() if latest is None else {theirs[latest]})
+    task = task_of(messages[k] for k in theirs)
+    first = next((k for k in theirs if messages[k] is task), None)  # equal messages may be one object
+    return fixed, fixed | stand_ins | {len(messages) - 1} | (set() if first is None else {first})

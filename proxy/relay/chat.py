@@ -1,7 +1,7 @@
 """The endpoint of the compacted paths: the way of a request, from its bytes to the end of its answer."""
 
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 
 import httpx
@@ -29,6 +29,8 @@ from proxy.relay.summary_routes import summary_routes
 
 # How much of an error's body is looked at, in bytes.
 PEEK_BYTES = 65_536
+# How often a request that was refused as too long is sent again, shorter each time.
+REPLAYS = 2
 
 _log = structlog.get_logger()
 
@@ -190,7 +192,7 @@ class Chat:
             return answer
         async with AsyncExitStack() as stack:
             stack.push_async_callback(answer.aclose)
-            shorter = await self._recovered(passage, answer)
+            shorter = await self._recovered(passage, answer, passage.fit)
             if shorter is None:
                 stack.pop_all()  # the refusal is what the client gets
         return shorter or answer
@@ -198,28 +200,31 @@ class Chat:
     async def _open(self, scope: Scope, raw: bytes) -> Answer:
         return await open_answer(self._upstream, build_request(self._upstream, scope, raw))
 
-    async def _recovered(self, passage: _Passage, refused: Answer) -> Answer | None:
-        """The answer to a shorter request, if the refusal was about length and the shorter one is taken."""
+    async def _recovered(
+        self, passage: _Passage, refused: Answer, fit: Fit, refusals: int = 1
+    ) -> Answer | None:
+        """The answer to a shorter request, if `fit` was refused for its length and a shorter one is taken."""
         seen = await refused.peek(PEEK_BYTES)
         encoding = refused.response.headers.get("content-encoding", "")
         overflow = detect(refused.response.status_code, seen, encoding)
-        if overflow is None or passage.fit.report.reason == "encoded":
+        if overflow is None or fit.report.reason == "encoded":
             return None
         started = time.perf_counter()
         try:
             ask = passage.ask or self._ask(passage)
-            fit = await self._compactor.refit(ask, passage.fit, overflow)
+            shorter = await self._compactor.refit(ask, fit, overflow, refusals)
             passage.overhead_s += time.perf_counter() - started
-            second = await self._open(passage.scope, fit.raw) if fit else None
+            answer = await self._open(passage.scope, shorter.raw) if shorter else None
         except (Unreadable, UpstreamError):
             return None
-        if fit is None or second is None:
+        if shorter is None or answer is None:
             return None
-        if second.response.status_code >= httpx.codes.BAD_REQUEST:
-            await second.aclose()
-            return None
-        passage.ask, passage.fit = ask, fit
-        return second
+        if answer.response.status_code < httpx.codes.BAD_REQUEST:
+            passage.ask, passage.fit = ask, shorter
+            return answer
+        async with aclosing(answer):
+            again = refusals < REPLAYS
+            return await self._recovered(passage, answer, shorter, refusals + 1) if again else None
 
     async def _observe(self, passage: _Passage, tap: UsageTap) -> None:
         """Learn from the answer, once the client has it."""
