@@ -2,7 +2,7 @@
 
 import re
 from functools import lru_cache
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 COMPACTED_ENDING = b"/chat/completions"
 _DEPLOYMENT = re.compile(rb"/deployments/([^/]+)/chat/completions\Z")
@@ -32,6 +32,14 @@ def deployment(raw_path: bytes) -> str | None:
     """The model that an Azure path names, or None."""
     found = _DEPLOYMENT.search(raw_path)
     return unquote(found[1].decode("latin-1")) if found else None
+
+
+def with_deployment(raw_path: bytes, model: str) -> bytes:
+    """The path with another model where Azure names it; any other path as it is."""
+    found = _DEPLOYMENT.search(raw_path)
+    if found is None:
+        return raw_path
+    return raw_path[: found.start(1)] + quote(model, safe="").encode() + raw_path[found.end(1) :]
 
 
 def is_own(path: str, base_path: str = "") -> bool:

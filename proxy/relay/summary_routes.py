@@ -10,7 +10,7 @@ from proxy.config.model import Config, ModelSettings, for_model
 from proxy.core.policy import known_window
 from proxy.relay.exchange import Upstream
 from proxy.relay.headers import CREDENTIALS, HOP_HEADER
-from proxy.relay.paths import join
+from proxy.relay.paths import join, with_deployment
 from proxy.summarising import SummaryRoute
 
 # A cheap model for summaries, by the provider's host; where a provider does not know it (any more), the
@@ -51,19 +51,28 @@ def _models(settings: ModelSettings, base_url: str, own: str) -> tuple[str, ...]
     return (named,) if asked or named == own else (named, own)
 
 
+def _url(base_url: str | None, upstream: Upstream, scope: Scope, model: str) -> str:
+    """Where a model is asked: at the summary's own provider, else where the client asks for its own."""
+    if base_url:
+        return base_url.rstrip("/") + "/chat/completions"
+    path = with_deployment(scope["raw_path"], model)
+    origin, target = join(upstream.base_url, path, scope["query_string"])
+    return origin + target.decode("latin-1")
+
+
 def summary_routes(
     config: Config, settings: ModelSettings, upstream: Upstream, scope: Scope, model: str
 ) -> tuple[SummaryRoute, ...]:
     """Whom to ask for a summary of this request, in order; empty: nobody."""
     summary = settings.summary
-    if summary.base_url:
-        url = summary.base_url.rstrip("/") + "/chat/completions"
-    else:
-        origin, target = join(upstream.base_url, scope["raw_path"], scope["query_string"])
-        url = origin + target.decode("latin-1")
     key = summary.api_key.get_secret_value() or upstream.api_key
     headers = {**(_bearer(key) if key else _clients(scope["headers"])), HOP_HEADER.decode(): upstream.hop}
     return tuple(
-        SummaryRoute(url, headers, name, for_model(config, name).window or known_window(name))
+        SummaryRoute(
+            _url(summary.base_url, upstream, scope, name),
+            headers,
+            name,
+            for_model(config, name).window or known_window(name),
+        )
         for name in _models(settings, summary.base_url or upstream.base_url, model)
     )

@@ -1,0 +1,40 @@
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from proxy.config import Config
+from proxy.config.model import for_model
+from proxy.config.sections import SummarySection, UpstreamSection
+from proxy.relay.exchange import Upstream
+from proxy.relay.summary_routes import summary_routes
+
+AZURE = "/openai/deployments/{}/chat/completions"
+
+
+def urls(path: str, summary: SummarySection, query: bytes = b"") -> list[str]:
+    config = Config(upstream=UpstreamSection(base_url="https://up.example"), summary=summary)
+    transport = httpx.MockTransport(lambda _: httpx.Response(200))
+    upstream = Upstream("https://up.example", "", "0123456789abcdef", transport, 1, 1)
+    scope = {"raw_path": path.encode(), "query_string": query, "headers": []}
+    routes = summary_routes(config, for_model(config, "chat"), upstream, scope, "chat")
+    return [route.url for route in routes]
+
+
+@pytest.mark.parametrize(
+    ("model", "deployed"), [("small", "small"), ("same", "chat"), (None, "chat"), ("a/b c", "a%2Fb%20c")]
+)
+def test_where_the_path_names_the_model_it_names_the_summary_model(model: str | None, deployed: str) -> None:
+    found = urls(AZURE.format("chat"), SummarySection(model=model), b"api-version=1")
+    assert found == ["https://up.example" + AZURE.format(deployed) + "?api-version=1"]
+
+
+def test_any_other_path_is_the_client_s_own() -> None:
+    found = urls("/api%2Fx/v1/chat/completions", SummarySection(model="small"), b"a=%2F")
+    assert found == ["https://up.example/api%2Fx/v1/chat/completions?a=%2F"]
+
+
+def test_another_provider_has_its_own_path() -> None:
+    summary = SummarySection(model="small", base_url="https://cheap.example/v1/", api_key=SecretStr("k"))
+    assert urls(AZURE.format("chat"), summary, b"api-version=1") == [
+        "https://cheap.example/v1/chat/completions"
+    ]
