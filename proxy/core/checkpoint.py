@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.core.digest import chain
+from proxy.core.digest import chain, outline_digest
 from proxy.core.message import Message, Span, latest_user
 
 # A result that the client has cleared may leave a notice of this many characters in its place.
@@ -27,12 +27,14 @@ class Result:
     Attributes:
         index: Its index.
         digest: The message's digest, 32 bytes.
+        outline: Its digest without the text, 32 bytes.
         head: SHA-256 of its first characters, 32 bytes.
         characters: Length of its text.
     """
 
     index: int
     digest: bytes
+    outline: bytes
     head: bytes
     characters: int
 
@@ -53,6 +55,7 @@ class Checkpoint:
         summary: The text that the summary model wrote, for the next round to integrate.
         tokens_before: Calibrated size of the request that it was made for.
         tokens_after: Calibrated size of what was forwarded instead.
+        listed: Number of messages that the client's list had then; counts of what it gains start here.
     """
 
     strategy: str
@@ -66,6 +69,7 @@ class Checkpoint:
     summary: str
     tokens_before: int
     tokens_after: int
+    listed: int = 0
 
     def covers(self, index: int) -> bool:
         """Whether the message at `index` has been replaced."""
@@ -84,17 +88,23 @@ def exact_digest(messages: Iterable[Message]) -> bytes:
 def covered_results(messages: Sequence[Message], spans: Iterable[Span]) -> tuple[Result, ...]:
     """What to remember of the tool results inside the spans."""
     return tuple(
-        Result(index, messages[index].digest, _head(messages[index].text), len(messages[index].text))
+        _remembered(index, messages[index])
         for span in spans
         for index in range(span.start, span.stop)
         if messages[index].answers
     )
 
 
+def _remembered(index: int, message: Message) -> Result:
+    return Result(index, message.digest, outline_digest(message), _head(message.text), len(message.text))
+
+
 def _known(result: Result, message: Message) -> bool:
     """Whether the message is the remembered result, as it was, cleared or shortened."""
     if message.digest == result.digest:
         return True
+    if outline_digest(message) != result.outline:
+        return False
     characters = len(message.text)
     return characters < result.characters and (
         characters <= CLEARED_CHARACTERS or _head(message.text) == result.head
@@ -143,7 +153,8 @@ def to_fields(checkpoint: Checkpoint) -> dict[str, Any]:
         "length": checkpoint.length,
         "exact": checkpoint.exact.hex(),
         "results": [
-            [each.index, each.digest.hex(), each.head.hex(), each.characters] for each in checkpoint.results
+            [each.index, each.digest.hex(), each.outline.hex(), each.head.hex(), each.characters]
+            for each in checkpoint.results
         ],
         "spans": [list(span) for span in checkpoint.spans],
         "stand_ins": [
@@ -152,30 +163,55 @@ def to_fields(checkpoint: Checkpoint) -> dict[str, Any]:
         ],
         "summary": checkpoint.summary,
         "tokens": [checkpoint.tokens_before, checkpoint.tokens_after],
+        "listed": checkpoint.listed,
     }
 
 
 def from_fields(fields: Mapping[str, Any]) -> Checkpoint | None:
     """The checkpoint that `to_fields` gave, or None if these are not its fields."""
     try:
-        return Checkpoint(
+        checkpoint = Checkpoint(
             strategy=str(fields["strategy"]),
             conversation=str(fields["conversation"]),
             round=int(fields["round"]),
             length=int(fields["length"]),
             exact=bytes.fromhex(fields["exact"]),
-            results=tuple(
-                Result(int(index), bytes.fromhex(digest), bytes.fromhex(head), int(characters))
-                for index, digest, head, characters in fields["results"]
-            ),
+            results=tuple(map(_result, fields["results"])),
             spans=tuple(Span(int(start), int(stop)) for start, stop in fields["spans"]),
-            stand_ins=tuple(
-                each and Message(role=each[0], text=each[1], raw=b64decode(each[2]), tokens=int(each[3]))
-                for each in fields["stand_ins"]
-            ),
+            stand_ins=tuple(map(_stand_in, fields["stand_ins"])),
             summary=str(fields["summary"]),
             tokens_before=int(fields["tokens"][0]),
             tokens_after=int(fields["tokens"][1]),
+            listed=int(fields["listed"]),
         )
-    except (KeyError, ValueError, TypeError, IndexError):
+    except (KeyError, ValueError, TypeError, IndexError, OverflowError):
         return None
+    return checkpoint if _sound(checkpoint) else None
+
+
+def _result(fields: Sequence[Any]) -> Result:
+    index, digest, outline, head, characters = fields
+    return Result(
+        index=int(index),
+        digest=bytes.fromhex(digest),
+        outline=bytes.fromhex(outline),
+        head=bytes.fromhex(head),
+        characters=int(characters),
+    )
+
+
+def _stand_in(fields: Sequence[Any] | None) -> Message | None:
+    if fields is None:
+        return None
+    role, text, raw, tokens = fields
+    return Message(role=str(role), text=str(text), raw=b64decode(raw, validate=True), tokens=int(tokens))
+
+
+def _sound(checkpoint: Checkpoint) -> bool:
+    """Whether the spans are in order, within what the checkpoint speaks of, and have a stand-in each."""
+    edges = [0, *(edge for span in checkpoint.spans for edge in span), checkpoint.length]
+    return (
+        edges == sorted(edges)
+        and all(span.start < span.stop for span in checkpoint.spans)
+        and len(checkpoint.spans) == len(checkpoint.stand_ins)
+    )

@@ -79,7 +79,7 @@ def plan(
 
 def gained(messages: Sequence[Message], earlier: Checkpoint | None) -> Gained:
     """What the client's non-privileged list has gained since the last round was made."""
-    new = messages[earlier.length if earlier else 0 :]
+    new = messages[max(earlier.length, earlier.listed) if earlier else 0 :]
     return Gained(
         messages=len(new),
         turns=sum(1 for message in new if message.role == "user" and not message.answers),

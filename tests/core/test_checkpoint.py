@@ -1,0 +1,202 @@
+"""When a checkpoint may stand for what a client sends, and how it is written down."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.checkpoint import (
+    CLEARED_CHARACTERS,
+    HEAD_CHARACTERS,
+    Checkpoint,
+    covered_results,
+    deepest,
+    exact_digest,
+    from_fields,
+    stands,
+    to_fields,
+)
+from proxy.core.digest import message_digest
+from proxy.core.message import Call, Message, Part, Span
+
+LONG = "".join(f"line {number}\n" for number in range(100))
+
+
+def digested(message: Message) -> Message:
+    return replace(message, digest=message_digest(message))
+
+
+def text(message: Message, text: str) -> Message:
+    return digested(replace(message, text=text))
+
+
+TASK = digested(Message("user", "Build it"))
+CALLING = digested(Message("assistant", "Reading.", calls=(Call("a", "read", '{"p": "x"}'),)))
+RESULT = digested(Message("tool", LONG, answers=("a",)))
+SAID = digested(Message("assistant", "It says 42."))
+NEXT = digested(Message("user", "Go on"))
+LIST = [TASK, CALLING, RESULT, SAID, NEXT]
+STAND_IN = Message("assistant", "summary", raw=b'{"role":"assistant"}', tokens=5)
+
+
+def covering(messages: list[Message], *spans: Span, round_number: int = 1) -> Checkpoint:
+    """A checkpoint of these spans, made of this list."""
+    length = spans[-1].stop
+    return Checkpoint(
+        strategy="chained",
+        conversation="c_1",
+        round=round_number,
+        length=length,
+        exact=exact_digest(messages[:length]),
+        results=covered_results(messages, spans),
+        spans=spans,
+        stand_ins=(STAND_IN, *(None for _ in spans[1:])),
+        summary="what happened",
+        tokens_before=100,
+        tokens_after=10,
+        listed=len(messages),
+    )
+
+
+COVERING = covering(LIST, Span(0, 4))
+
+
+def with_result(message: Message) -> list[Message]:
+    return [TASK, CALLING, message, SAID, NEXT]
+
+
+def test_a_checkpoint_stands_for_the_list_it_was_made_of_and_for_what_it_grows_to() -> None:
+    assert stands(COVERING, LIST)
+    assert stands(COVERING, [*LIST, SAID, NEXT])
+
+
+@pytest.mark.parametrize(
+    "cleared",
+    ["", "[cleared]", "x" * CLEARED_CHARACTERS, LONG[:400], LONG[:HEAD_CHARACTERS] + "\n[… cut]" + "y" * 300],
+    ids=["emptied", "notice", "longest-notice", "head", "head-and-mark"],
+)
+def test_a_covered_tool_result_may_be_cleared_or_shortened(cleared: str) -> None:
+    assert stands(COVERING, with_result(text(RESULT, cleared)))
+
+
+def test_a_covered_tool_result_may_lose_its_images_with_its_text() -> None:
+    image = digested(replace(RESULT, parts=(Part("image_url", bytes(32), 0),)))
+
+    assert stands(covering(with_result(image), Span(0, 4)), with_result(text(RESULT, "[cleared]")))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        text(RESULT, LONG + "more"),
+        text(RESULT, LONG[1:]),
+        text(RESULT, "!" + LONG[1:-1]),
+        digested(replace(RESULT, text="[cleared]", answers=("b",))),
+        digested(replace(RESULT, text="[cleared]", role="function")),
+        digested(Message("user", "short")),
+        digested(Message("assistant", "short")),
+    ],
+    ids=["grown", "without-head", "rewritten", "other-call", "other-role", "user", "assistant"],
+)
+def test_a_covered_tool_result_may_not_become_anything_else(other: Message) -> None:
+    assert not stands(COVERING, with_result(other))
+
+
+def test_a_tool_result_that_is_not_covered_must_stay_as_it_is() -> None:
+    kept = covering([NEXT, *LIST], Span(0, 2))
+    behind = replace(kept, length=4, exact=exact_digest([NEXT, TASK, CALLING, RESULT]))
+
+    assert stands(behind, [NEXT, *LIST])
+    assert not stands(behind, [NEXT, *with_result(text(RESULT, ""))])
+
+
+EDITS: dict[str, Callable[[list[Message]], list[Message]]] = {
+    "an edited task": lambda listed: [text(listed[0], "Build another"), *listed[1:]],
+    "an edited answer": lambda listed: [*listed[:3], text(SAID, "It says 43."), *listed[4:]],
+    "a shortened answer": lambda listed: [*listed[:3], text(SAID, ""), *listed[4:]],
+    "a regenerated answer": lambda listed: [*listed[:3], text(SAID, "Fourty-two."), NEXT],
+    "other arguments": lambda listed: [
+        TASK,
+        digested(replace(CALLING, calls=(Call("a", "read", "{}"),))),
+        *listed[2:],
+    ],
+    "another order": lambda listed: [listed[0], listed[3], *listed[1:3], *listed[4:]],
+    "a message left out": lambda listed: [listed[0], *listed[3:]],
+    "a message put in": lambda listed: [listed[0], NEXT, *listed[1:]],
+    "a fork": lambda listed: [*listed[:1], SAID, NEXT],
+    "a truncation": lambda listed: listed[:3],
+    "a truncation of all": lambda _: [],
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
+def test_a_checkpoint_does_not_stand_for(edit: Callable[[list[Message]], list[Message]]) -> None:
+    assert not stands(COVERING, edit(LIST))
+
+
+def test_the_latest_user_message_is_never_hidden() -> None:
+    assert not stands(COVERING, LIST[:4])
+    assert not stands(COVERING, [*LIST[:4], SAID])
+    assert stands(covering(LIST, Span(1, 4)), LIST[:4])
+
+
+def test_a_checkpoint_of_nothing_stands_for_nothing() -> None:
+    assert not stands(replace(COVERING, length=0, spans=(), stand_ins=()), LIST)
+
+
+def test_the_deepest_checkpoint_that_stands_is_taken() -> None:
+    shallow, deep = covering(LIST, Span(0, 1)), COVERING
+    foreign = covering([SAID, *LIST], Span(0, 5))
+
+    assert deepest([shallow, None, foreign, deep], LIST) == deep
+    assert deepest([shallow, deep], [TASK, SAID, NEXT]) == shallow
+    assert deepest([None, foreign], LIST) is None
+
+
+def test_a_checkpoint_comes_back_from_its_fields() -> None:
+    several = covering(LIST, Span(0, 1), Span(1, 3), round_number=7)
+
+    assert from_fields(to_fields(several)) == several
+
+
+BASE = to_fields(COVERING)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {**BASE, "round": float("inf")},
+        {**BASE, "exact": "zz"},
+        {**BASE, "tokens": [1]},
+        {**BASE, "stand_ins": []},
+        {**BASE, "stand_ins": [0]},
+        {**BASE, "stand_ins": [["assistant", "text", "no base64!", 1]]},
+        {**BASE, "spans": [[0, 5]]},
+        {**BASE, "spans": [[2, 1]]},
+        {**BASE, "spans": [[-1, 2]]},
+        {**BASE, "results": [[1, "00", "00", 3]]},
+        {key: value for key, value in BASE.items() if key != "listed"},
+    ],
+)
+def test_fields_that_no_checkpoint_has_are_none(fields: dict[str, object]) -> None:
+    assert from_fields(fields) is None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(BASE)), JSON), st.booleans())
+def test_fields_are_read_whatever_they_hold(
+    fields: dict[str, object],
+    complete: bool,  # noqa: FBT001 - filled by hypothesis
+) -> None:
+    checkpoint = from_fields({**BASE, **fields} if complete else fields)
+
+    assert checkpoint is None or from_fields(to_fields(checkpoint)) == checkpoint
