@@ -65,6 +65,7 @@ class Agent:
         body = {
             "model": AGENT_MODEL,
             "stream": True,
+            "stream_options": {"include_usage": True},
             "max_tokens": OUTPUT_TOKENS,
             "tools": self.script.tools,
             "messages": copy.deepcopy(self.history),
