@@ -252,8 +252,8 @@ class Compactor:
                 if allowed != 0
             ]
             cut = tuple(await self._sized(tuple(kept), view))
-            size = sum(each.tokens for each in cut)
-            if size <= max(room, most if squeezed.limit > room else 0) or not squeezed.fits:
+            aim = room if squeezed.limit <= room else most
+            if sum(each.tokens for each in cut) <= aim or not squeezed.fits:
                 break
             room, most = int(room * CUT_MARGIN), int(most * CUT_MARGIN)
         return cut

@@ -8,7 +8,7 @@ kept for the error of estimates would not hold them.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from proxy.core.message import Message, latest_user, units
 from proxy.core.summary import task_of
@@ -17,6 +17,8 @@ from proxy.core.summary import task_of
 CAP_FLOOR = 400
 # The last rungs leave at least this much of a message, in tokens; the notice of what is missing takes half.
 CUT_FLOOR = 48
+# Where even that is too much, this much is left: nothing but a mark.
+LEAST = 8
 # The newest units stay as they are up to this share of the room that may be shared out.
 NEWEST_SHARE = 0.5
 
@@ -31,8 +33,7 @@ class Squeeze:
     Attributes:
         allowances: Per message: `WHOLE` to keep it as it is, `GONE` to leave it out, else the tokens that
             it may keep.
-        limit: The size it is meant for, in tokens: the limit, or somewhat more where only that saves what
-            matters.
+        limit: The size it is meant for, in tokens: the limit, or more where only that keeps what matters.
         fits: Whether it then fits.
     """
 
@@ -130,12 +131,17 @@ def squeeze(
     if fewest <= len(drops):
         return without(fewest).squeezed()
     gone = _flat(run for run in runs[:-1] if not kept.intersection(run))
-    last = len(messages) - 1
-    rung = _Rung(messages, limit, kept, gone, CUT_FLOOR)
-    for whole in (kept, kept - {last} | fixed, fixed):
-        least = _Rung(messages, limit, whole, gone, CUT_FLOOR).least()
+    rung = _Rung(messages, limit, fixed, gone, LEAST)
+    ways = (
+        (kept, CUT_FLOOR),
+        (kept - {len(messages) - 1} | fixed, CUT_FLOOR),
+        (fixed, CUT_FLOOR),
+        (fixed, LEAST),
+    )
+    for whole, floor in ways:
+        least = replace(rung, kept=whole, floor=floor).least()
         for room in (limit, (least + max(limit, most)) // 2):
-            rung = _Rung(messages, room, whole, gone, CUT_FLOOR)
+            rung = _Rung(messages, room, whole, gone, floor)
             if rung.cap() is not None:
                 return rung.squeezed()
     return rung.squeezed()
@@ -148,4 +154,5 @@ def _cores(messages: Sequence[Message], stand_ins: frozenset[int]) -> tuple[set[
     fixed = {k for k in theirs if messages[k].privileged} | (set() if latest is None else {theirs[latest]})
     task = task_of(messages[k] for k in theirs)
     first = next((k for k in theirs if messages[k] is task), None)  # equal messages may be one object
-    return fixed, fixed | stand_ins | {len(messages) - 1} | (set() if first is None else {first})
+    kept = fixed | stand_ins | set(range(len(messages))[-1:])
+    return fixed, kept | (set() if first is None else {first})

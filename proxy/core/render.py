@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from proxy.core.message import Message, Span
 from proxy.core.policy import Policy
 
+# What is left of a text of which nothing may be left.
+MARK = "[…]"
+
 
 def render(
     messages: Sequence[Message], spans: Sequence[Span], stand_ins: Sequence[Message | None]
@@ -35,8 +38,10 @@ def render(
 def excerpt(text: str, share: float, handle: str) -> str:
     """Head and tail of a text, together about `share` (0..1) of it, and between them what is missing.
 
-    The text itself where that would be no shorter.
+    The text itself where that would be no shorter; nothing but a mark where the share is 0.
     """
+    if share <= 0:
+        return MARK if len(MARK) < len(text) else text
     half = max(1, int(len(text) * share / 2))
     missing = len(text) - 2 * half
     cut = f"{text[:half]}\n[… {missing:,} characters of {handle} left out …]\n{text[-half:]}"
