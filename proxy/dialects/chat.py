@@ -20,7 +20,7 @@ PROMPT_MEMBERS = ("tools", "functions", "response_format")
 
 # An unescaped `"model"` can only be a key: inside a string its quotes would be escaped.
 _MODEL = re.compile(rb'(?<!\\)"model"\s*:\s*"((?:[^"\\]|\\.)*)"')
-_OUTPUT = re.compile(rb'(?<!\\)"max_(?:completion_)?tokens"\s*:\s*(\d{1,9})\b')
+_OUTPUT = re.compile(rb'(?<!\\)"max_(?:completion_)?tokens"\s*:\s*(\d{1,18})\d*\b')
 _MEDIA = (b'"image_url"', b'"input_audio"', b'"file"', b'"video_url"')
 
 
@@ -50,7 +50,12 @@ def models_named(raw: bytes) -> set[str]:
 
     A nested key of the same name may add one, so the set holds the right one and perhaps more.
     """
-    return {found.decode("utf-8", "replace") for found in _MODEL.findall(raw)}
+    return {_unescaped(found) for found in _MODEL.findall(raw)}
+
+
+def _unescaped(text: bytes) -> str:
+    value = _small(b'"%b"' % text) if b"\\" in text else None
+    return value if isinstance(value, str) else text.decode("utf-8", "replace")
 
 
 def outputs_named(raw: bytes) -> list[int]:
@@ -68,7 +73,7 @@ def read(raw: bytes) -> Body:
 
     Raises:
         Unreadable: It is no chat request that we could rewrite: `not-json`, `duplicate-keys`,
-            `no-messages`, `too-deep`.
+            `no-messages`, `no-array`, `too-deep`.
     """
     try:
         found = members(raw)

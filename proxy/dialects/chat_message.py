@@ -4,8 +4,9 @@ import base64
 import binascii
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,23 +14,28 @@ import msgspec
 from proxy.core.digest import message_digest
 from proxy.core.message import Call, Message, Part
 from proxy.core.render import excerpt
+from proxy.dialects.slices import DECODER
 from proxy.errors import Unreadable
 
 # Text inside the arguments of a call is shortened where it is at least this long, in characters.
 LONG_ARGUMENT = 200
+# Roles that make no calls, whatever fields their messages carry.
+_CALL_NOTHING = frozenset({"system", "developer", "user", "tool", "function"})
+
+Cut = Callable[[str], str]
 
 
-def _decoded(raw: bytes) -> dict[str, Any]:
+def decoded(raw: bytes) -> dict[str, Any]:
     """One message as a mapping.
 
     Raises:
-        Unreadable: It is not one: `not-json` or `too-deep`.
+        Unreadable: It is not one: `not-json`, `no-messages` or `too-deep`.
     """
     try:
         value = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         try:
-            value = json.loads(raw)
+            value = DECODER.decode(raw.decode())
         except (ValueError, RecursionError):
             raise Unreadable("not-json") from None
     except RecursionError:
@@ -45,24 +51,30 @@ def message(raw: bytes) -> Message:
     Raises:
         Unreadable: The bytes are no message.
     """
-    fields = _decoded(raw)
+    try:
+        record = _record(raw, decoded(raw))
+    except RecursionError:  # what could just be decoded cannot always be written again
+        raise Unreadable("too-deep") from None
+    return replace(record, digest=message_digest(record))
+
+
+def _record(raw: bytes, fields: Mapping[str, Any]) -> Message:
     role = _string(fields.get("role"))
     text, parts = _content(fields.get("content"))
     answers = (_string(fields.get("tool_call_id")),) if role in {"tool", "function"} else ()
     audio = fields.get("audio")
     if isinstance(audio, Mapping) and audio.get("id"):
         parts = (*parts, Part("audio", _sha256(_string(audio.get("id"))), len(text)))
-    record = Message(
+    return Message(
         role=role,
         text=text,
         parts=parts,
         refusal=_string(fields.get("refusal")),
         name=_string(fields.get("name")),
-        calls=tuple(_calls(fields)),
+        calls=() if role in _CALL_NOTHING else tuple(_calls(fields)),
         answers=answers,
         raw=raw,
     )
-    return replace(record, digest=message_digest(record))
 
 
 def _string(value: object) -> str:
@@ -75,19 +87,23 @@ def _sha256(value: str | bytes) -> bytes:
 
 
 def _calls(fields: Mapping[str, Any]) -> Iterator[Call]:
+    for call_id, made in _made(fields):
+        yield _call(_string(call_id), made)
+
+
+def _made(fields: Mapping[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Id and content of each call; the legacy `function_call` has no id."""
     listed = fields.get("tool_calls")
     for each in listed if isinstance(listed, list) else ():
-        if isinstance(each, Mapping):
-            made = each.get("function") or each.get("custom") or {}
-            yield _call(_string(each.get("id")), made)
+        if isinstance(each, dict):
+            made = each.get("function") or each.get("custom")
+            yield each.get("id"), made if isinstance(made, dict) else {}
     legacy = fields.get("function_call")
-    if isinstance(legacy, Mapping):
-        yield _call("", legacy)
+    if isinstance(legacy, dict):
+        yield "", legacy
 
 
-def _call(call_id: str, made: Any) -> Call:
-    if not isinstance(made, Mapping):
-        return Call(call_id, "", "")
+def _call(call_id: str, made: Mapping[str, Any]) -> Call:
     arguments = made.get("arguments", made.get("input", ""))
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments)
@@ -96,7 +112,8 @@ def _call(call_id: str, made: Any) -> Call:
 
 def _content(content: object) -> tuple[str, tuple[Part, ...]]:
     if not isinstance(content, list):
-        return _string(content), ()
+        plain = content is None or isinstance(content, str)
+        return _string(content) if plain else json.dumps(content, sort_keys=True), ()
     text = ""
     parts: list[Part] = []
     for each in content:
@@ -115,6 +132,8 @@ def _content(content: object) -> tuple[str, tuple[Part, ...]]:
 def _payload(kind: str, part: Any) -> bytes:
     """SHA-256 of what a part carries: inline data, an http address without its query, else its JSON."""
     inner = part.get(kind) if isinstance(part, Mapping) else None
+    if isinstance(inner, str):
+        return _sha256(_address(inner))
     if isinstance(inner, Mapping):
         for key in ("url", "data", "file_data"):
             if isinstance(inner.get(key), str):
@@ -147,42 +166,66 @@ def compose(record: Message) -> bytes:
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:
-    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+    text = _written(fields)
     try:
         return text.encode()
     except UnicodeEncodeError:  # a lone surrogate: it can travel as an escape only
         return json.dumps(fields, separators=(",", ":")).encode()
 
 
+def _written(value: Any) -> str:
+    """Compact JSON; ValueError if a number is too large for any, which Python would write as Infinity."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 def shortened(record: Message, share: float, handle: str) -> Message:
     """The message with about `share` (0..1) of its text, head and tail; unknown fields stay.
 
     Text in the arguments of calls is shortened where it is long, and parts that are not text become a note.
+    Never longer than the message is: where nothing can be won, it is the message itself.
     """
-    fields = _decoded(record.raw or compose(record))
-    content = fields.get("content")
-    if isinstance(content, str):
-        fields["content"] = excerpt(content, share, handle)
-    elif isinstance(content, list):
-        fields["content"] = [_shortened_part(each, share, handle) for each in content]
-    for call in fields.get("tool_calls") or ():
-        made = call.get("function") if isinstance(call, dict) else None
-        if isinstance(made, dict) and isinstance(made.get("arguments"), str):
-            made["arguments"] = _shortened_arguments(made["arguments"], share, handle)
-    return message(_json(fields))
+    raw = record.raw or compose(record)
+    fields = decoded(raw)
+    cut = partial(excerpt, share=share, handle=handle)
+    if isinstance(fields.get("refusal"), str):
+        fields["refusal"] = cut(fields["refusal"])
+    if isinstance(fields.get("content"), str):
+        fields["content"] = cut(fields["content"])
+    elif isinstance(fields.get("content"), list):
+        fields["content"] = [_shortened_part(each, cut, handle) for each in fields["content"]]
+    for _, made in _made(fields):
+        if isinstance(made.get("arguments"), str):
+            made["arguments"] = _shortened_arguments(made["arguments"], cut)
+        if isinstance(made.get("input"), str):
+            made["input"] = _cut_if_long(made["input"], cut)
+    try:
+        made_raw = _json(fields)
+    except (ValueError, RecursionError):
+        return record
+    return message(made_raw) if len(made_raw) < len(raw) else record
 
 
-def _shortened_part(part: Any, share: float, handle: str) -> Any:
-    if isinstance(part, dict) and isinstance(part.get("text"), str):
-        return {**part, "text": excerpt(part["text"], share, handle)}
+def _shortened_part(part: Any, cut: Cut, handle: str) -> Any:
+    if isinstance(part, str):
+        return cut(part)
+    if isinstance(part, dict):
+        for key in ("text", "refusal"):
+            if isinstance(part.get(key), str):
+                return {**part, key: cut(part[key])}
     kind = part.get("type", "part") if isinstance(part, dict) else "part"
     return {"type": "text", "text": f"[{kind} of {handle} left out]"}
 
 
-def _shortened_arguments(arguments: str, share: float, handle: str) -> str:
+def _cut_if_long(text: str, cut: Cut) -> str:
+    return cut(text) if len(text) >= LONG_ARGUMENT else text
+
+
+def _shortened_arguments(arguments: str, cut: Cut) -> str:
+    """Arguments that parse still do, with the same keys; others are plain text."""
+
     def walk(value: Any) -> Any:
         if isinstance(value, str):
-            return excerpt(value, share, handle) if len(value) >= LONG_ARGUMENT else value
+            return _cut_if_long(value, cut)
         if isinstance(value, list):
             return [walk(each) for each in value]
         if isinstance(value, dict):
@@ -190,6 +233,10 @@ def _shortened_arguments(arguments: str, share: float, handle: str) -> str:
         return value
 
     try:
-        return json.dumps(walk(json.loads(arguments)), ensure_ascii=False)
+        value = DECODER.decode(arguments)
+    except (ValueError, RecursionError):
+        return _cut_if_long(arguments, cut)
+    try:
+        return min(arguments, _written(walk(value)), key=len)
     except (ValueError, RecursionError):
         return arguments

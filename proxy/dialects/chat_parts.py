@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import msgspec
-
 from proxy.core.media import audio_tokens, file_tokens, image_url_tokens
+from proxy.dialects.chat_message import decoded
+from proxy.errors import Unreadable
 
 # A part of a kind we do not know, in tokens.
 UNKNOWN_PART_TOKENS = 1_000
@@ -15,10 +15,9 @@ _BASE64_RATIO = 0.75
 def part_tokens(raw: bytes, model: str) -> int:
     """Tokens of all the parts of a message that are not text, before calibration."""
     try:
-        fields = msgspec.json.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        content = decoded(raw).get("content")
+    except Unreadable:
         return 0
-    content = fields.get("content") if isinstance(fields, dict) else None
     return sum(_tokens(part, model) for part in content) if isinstance(content, list) else 0
 
 

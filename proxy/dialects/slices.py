@@ -8,7 +8,7 @@ inside them, the order of keys, white space. msgspec does it fast; what it refus
 import json
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
@@ -17,7 +17,14 @@ from proxy.errors import Unreadable
 _KEY = re.compile(rb'\s*"(?:[^"\\]|\\.)*"\s*:\s*')
 _SPACE = re.compile(rb"\s*")
 _TEXT_SPACE = re.compile(r"[ \t\n\r]*")
-_DECODER = json.JSONDecoder()
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(constant)
+
+
+# The standard decoder, without the NaN and Infinity that are no JSON.
+DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 class Slice(NamedTuple):
@@ -34,6 +41,7 @@ def members(raw: bytes) -> dict[str, Slice]:
         Unreadable: `not-json`, or `duplicate-keys`.
         RecursionError: It is nested too deeply.
     """
+    _text(raw)  # msgspec does not look into the strings that it leaves raw
     try:
         decoded = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -97,19 +105,25 @@ def _items(text: str, brackets: str) -> Iterator[tuple[str, int, int]]:
     """Key (empty in an array) and character offsets of each item of one container."""
     try:
         at = _after(text, 0, brackets[0])
-        while text[at] != brackets[1]:
-            key = ""
-            if brackets == "{}":
-                key, at = _DECODER.raw_decode(text, at)
-                at = _after(text, at, ":")
-            _, stop = _DECODER.raw_decode(text, at)
+        more = text[at] != brackets[1]
+        while more:
+            key, at = _key(text, at) if brackets == "{}" else ("", at)
+            _, stop = DECODER.raw_decode(text, at)
             yield key, at, stop
             at = _space(text, stop)
-            at = _after(text, at, ",") if text[at] == "," else at
-        if text[_space(text, at + 1) :]:
-            raise Unreadable("not-json")
-    except (ValueError, IndexError):
+            more = text[at] == ","
+            at = _after(text, at, ",") if more else at
+        _end(text, at, brackets[1])
+    except (ValueError, TypeError, IndexError):
         raise Unreadable("no-array" if brackets == "[]" else "not-json") from None
+
+
+def _key(text: str, at: int) -> tuple[str, int]:
+    """A key, and the place of its value."""
+    key, stop = DECODER.raw_decode(text, at)
+    if not isinstance(key, str):
+        raise TypeError(key)
+    return key, _after(text, stop, ":")
 
 
 def _space(text: str, at: int) -> int:
@@ -123,3 +137,9 @@ def _after(text: str, at: int, mark: str) -> int:
     if text[at] != mark:
         raise ValueError(mark)
     return _space(text, at + 1)
+
+
+def _end(text: str, at: int, mark: str) -> None:
+    """See that a mark stands here and nothing but space behind it."""
+    if _after(text, at, mark) < len(text):
+        raise ValueError(mark)

@@ -1,0 +1,261 @@
+"""A request body cut up and put together again, and what can be told of one without parsing it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NoReturn, TypeVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.message import Message
+from proxy.dialects.chat import Body, has_media, models_named, outputs_named, read, write
+from proxy.dialects.chat_message import message
+from proxy.errors import Unreadable
+
+RAW = (
+    b' {\n "z" : {"a":1,"a":2} ,"model":"gpt-4o", "seed":123456789012345678901234567890,"t":1.0,\t'
+    b'"messages" : [ {"role":"user","content":"hi\\ud83d"} ,\n {"content":null,"role":"assistant"} ] , '
+    b'"max_tokens":64,"tools":[ {"type" : "function"} ],"user":"\\ud800","a":"\xc3\xa9" } \n'
+)
+MESSAGES = (b'{"role":"user","content":"hi\\ud83d"}', b'{"content":null,"role":"assistant"}')
+Result = TypeVar("Result")
+REASONS = {"not-json", "duplicate-keys", "no-messages", "no-array", "too-deep"}
+
+
+def reason(raw: bytes) -> str:
+    with pytest.raises(Unreadable) as refused:
+        read(raw)
+    return refused.value.reason
+
+
+def body(**members: Any) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": "x"}], **members}).encode()
+
+
+def test_a_body_is_cut_up_without_touching_a_byte() -> None:
+    cut = read(RAW)
+
+    assert cut == Body(
+        raw=RAW,
+        place=cut.place,
+        messages=MESSAGES,
+        model="gpt-4o",
+        max_output=64,
+        prompt_members=('[ {"type" : "function"} ]',),
+    )
+    assert RAW[cut.place.start : cut.place.stop] == b"[ %b ,\n %b ]" % MESSAGES
+
+
+def test_only_the_value_of_messages_is_replaced() -> None:
+    cut = read(RAW)
+    written = write(cut, [message(MESSAGES[1]), Message("user", "née \ud800")])
+
+    assert written == b"".join(
+        (
+            RAW[: cut.place.start],
+            b'[{"content":null,"role":"assistant"},{"role":"user","content":"n\\u00e9e \\ud800"}]',
+            RAW[cut.place.stop :],
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b"", "not-json"),
+        (b"null", "not-json"),
+        (b"[]", "not-json"),
+        (b"{", "not-json"),
+        (b'{"messages":[{"content":NaN}]}', "not-json"),
+        (b'{"messages":[{"content":"\xff"}]}', "not-json"),
+        (b'{"messages":[{}],"user":"\xff"}', "not-json"),
+        (b'{"messages":[{"seed":%b,"s":"\\ud800"}]}' % (b"9" * 5_000), "not-json"),
+        (b"{}", "no-messages"),
+        (b'{"messages":[]}', "no-messages"),
+        (b'{"messages":[1]}', "no-messages"),
+        (b'{"messages":[{},null]}', "no-messages"),
+        (b'{"Messages":[{}]}', "no-messages"),
+        (b'{"messages":null}', "no-array"),
+        (b'{"messages":{}}', "no-array"),
+        (b'{"messages":"[{}]"}', "no-array"),
+        (b'{"messages":[{}],"messages":[{}]}', "duplicate-keys"),
+        (b'{"messages":[{}],"x":%b' % (b"[" * 100_000), "too-deep"),
+        (b'{"messages":%b{}%b}' % (b"[" * 5_000, b"]" * 5_000), "too-deep"),
+        (b'{"messages":[{"a":%b1%b}]}' % (b'{"a":' * 5_000, b"}" * 5_000), "too-deep"),
+    ],
+)
+def test_a_body_that_cannot_be_rewritten_is_refused_with_its_reason(raw: bytes, expected: str) -> None:
+    assert reason(raw) == expected
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ({}, None),
+        ({"max_tokens": 64}, 64),
+        ({"max_completion_tokens": 32, "max_tokens": 64}, 32),
+        ({"max_completion_tokens": None, "max_tokens": 64}, 64),
+        ({"max_tokens": 0}, None),
+        ({"max_tokens": -1}, None),
+        ({"max_tokens": True}, None),
+        ({"max_tokens": "64"}, None),
+        ({"max_tokens": 64.0}, None),
+        ({"max_tokens": [64]}, None),
+    ],
+)
+def test_the_largest_output_is_a_positive_number_or_unknown(
+    members: dict[str, Any], expected: int | None
+) -> None:
+    assert read(body(**members)).max_output == expected
+
+
+@pytest.mark.parametrize(("model", "expected"), [("a/b", "a/b"), (None, ""), (4, ""), ({"model": "x"}, "")])
+def test_a_model_is_a_string_or_unknown(model: Any, expected: str) -> None:
+    assert read(body(model=model)).model == expected
+
+
+def test_definitions_are_prompt_members_in_their_own_order() -> None:
+    raw = body(response_format={"type": "json"}, functions=[1], tools=[2], stop=["x"])
+
+    assert read(raw).prompt_members == ("[2]", "[1]", '{"type": "json"}')
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b'{"model":"gpt-4o"}', {"gpt-4o"}),
+        (b'{\n"model"\t: \n"gpt-4o"}', {"gpt-4o"}),
+        (b'{"x":"C:\\\\","model":"gpt-4o"}', {"gpt-4o"}),
+        (b'{"model":"openai\\/gpt-4o"}', {"openai/gpt-4o"}),
+        (b'{"model":"a\\"b"}', {'a"b'}),
+        (b'{"model":"\\ud83d\\ude00"}', {"😀"}),
+        (b'{"model":"a","x":{"model":"b"}}', {"a", "b"}),
+        (b'{"messages":[{"content":"\\"model\\":\\"b\\""}],"model":"a"}', {"a"}),
+        (b'{"messages":[{"content":"{\\"model\\": \\"b\\"}\\\\"}],"model":"a"}', {"a"}),
+        (b'{"x":"model","y":["model"]}', set()),
+        (b'{"model":null}', set()),
+        (b'{"model":"a', set()),
+        (b'{"model":"\\q"}', {"\\q"}),
+        (b"", set()),
+    ],
+)
+def test_models_are_found_without_parsing(raw: bytes, expected: set[str]) -> None:
+    assert models_named(raw) == expected
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b'{"max_tokens":64,"max_completion_tokens" : 32}', [64, 32]),
+        (b'{"max_tokens":1234567890123}', [1234567890123]),
+        (b'{"max_tokens":%b}' % (b"9" * 5_000), [10**18 - 1]),
+        (b'{"x":"\\"max_tokens\\":64"}', []),
+        (b'{"max_tokens":null,"max_output_tokens":3}', []),
+        (b"", []),
+    ],
+)
+def test_limits_of_the_output_are_found_without_parsing(raw: bytes, expected: list[int]) -> None:
+    assert outputs_named(raw) == expected
+
+
+TEXT = st.text(st.characters(codec=None) | st.sampled_from('"\\/:{}, '), max_size=12)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+VALID = st.builds(
+    lambda messages, rest, model, output, indent, ascii_only: json.dumps(
+        {**rest, "messages": messages, "model": model, "max_tokens": output},
+        indent=indent,
+        ensure_ascii=ascii_only,
+    ).encode("utf-8", "replace"),
+    st.lists(st.dictionaries(TEXT, JSON, max_size=3), min_size=1, max_size=4),
+    st.dictionaries(TEXT | st.sampled_from(["tools", "stop"]), JSON, max_size=4),
+    TEXT,
+    st.integers(1, 10**6),
+    st.sampled_from([None, 0, 2]),
+    st.booleans(),
+)
+
+
+@given(VALID)
+def test_what_is_read_can_be_written_again_with_every_other_byte_its_own(raw: bytes) -> None:
+    cut = read(raw)
+    records = [replace(Message("user"), raw=each) for each in cut.messages]
+    written = write(cut, records)
+    again = read(written)
+
+    assert again.messages == cut.messages
+    assert written[: cut.place.start] == raw[: cut.place.start]
+    assert written[again.place.stop :] == raw[cut.place.stop :]
+    assert json.loads(written) == json.loads(raw)
+    assert [json.loads(each) for each in cut.messages] == json.loads(raw)["messages"]
+
+
+@given(VALID)
+def test_the_model_and_the_output_asked_for_are_never_missed(raw: bytes) -> None:
+    cut = read(raw)
+
+    assert cut.model in models_named(raw)
+    assert cut.max_output in outputs_named(raw)
+
+
+def refuse(constant: str) -> NoReturn:
+    raise ValueError(constant)
+
+
+def is_json_object(raw: bytes) -> bool:
+    try:
+        return isinstance(json.loads(raw.decode(), parse_constant=refuse), dict)
+    except ValueError:
+        return False
+
+
+def judged(reader: Callable[[bytes], Result], raw: bytes) -> Result | None:
+    """What a reader makes of bytes; None if it refuses them, which it must do with a reason."""
+    reason = ""
+    try:
+        return reader(raw)
+    except Unreadable as refused:
+        reason = refused.reason
+    assert reason in REASONS
+    return None
+
+
+@given(VALID, st.data())
+def test_a_damaged_body_is_read_or_refused_with_a_reason_and_only_json_is_read(
+    raw: bytes, data: st.DataObject
+) -> None:
+    at = data.draw(st.integers(0, len(raw)))
+    gone = data.draw(st.integers(0, 4))
+    put = data.draw(st.binary(max_size=3) | st.sampled_from([b'"', b"\\", b"{", b"]", b",", b"NaN", b"0"]))
+    damaged = raw[:at] + put + raw[at + gone :]
+    cut = judged(read, damaged)
+    assert cut is None or is_json_object(damaged)
+    for each in cut.messages if cut else ():
+        message(each)
+
+
+@given(st.binary(max_size=64) | st.text('{}[]",:\\ model1n', max_size=24).map(str.encode))
+def test_any_bytes_are_read_or_refused_with_a_reason(raw: bytes) -> None:
+    models_named(raw)
+    outputs_named(raw)
+    judged(read, raw)
+    judged(message, raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b'{"type":"image_url"}', True),
+        (b'{"type":"input_audio"}', True),
+        (b'{"type":"file"}', True),
+        (b'{"type":"video_url"}', True),
+        (b'{"content":"an image_url, a file"}', False),
+    ],
+)
+def test_media_are_noticed_without_parsing(raw: bytes, expected: bool) -> None:  # noqa: FBT001 - a column
+    assert has_media(raw) is expected

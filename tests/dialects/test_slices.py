@@ -1,0 +1,115 @@
+"""Where the members of an object and the elements of an array stand, and what is refused."""
+
+import pytest
+
+from proxy.dialects.slices import elements, members
+from proxy.errors import Unreadable
+
+DEEP = b"[" * 100_000
+
+
+def values(raw: bytes) -> dict[str, bytes]:
+    return {key: raw[at.start : at.stop] for key, at in members(raw).items()}
+
+
+@pytest.mark.parametrize("escape", [b"\\u00e9", b"\\ud800"], ids=["fast", "with-a-lone-surrogate"])
+def test_values_are_cut_out_as_they_were_written(escape: bytes) -> None:
+    raw = (
+        b' \r\n{ "n" : 123456789012345678901234567890 ,"f":1.0,\t"d":{"a":1,"a":2},'
+        b'"s":"%b","u":"\xc3\xa9\xf0\x9f\x98\x80" , '
+        b'"l":[ 1 , {} ],"e\\"\\u006b":null } '
+    ) % escape
+
+    assert values(raw) == {
+        "n": b"123456789012345678901234567890",
+        "f": b"1.0",
+        "d": b'{"a":1,"a":2}',
+        "s": b'"%b"' % escape,
+        "u": b'"\xc3\xa9\xf0\x9f\x98\x80"',
+        "l": b"[ 1 , {} ]",
+        'e"k': b"null",
+    }
+
+
+@pytest.mark.parametrize("raw", [b"{}", b" { } "])
+def test_an_empty_object_has_no_members(raw: bytes) -> None:
+    assert members(raw) == {}
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b"[]", ()),
+        (b" [ 1 ,\n{ } ] ", (b"1", b"{ }")),
+        (b'[ "\\ud800" , {"a" : "\xc3\xa9"} ]', (b'"\\ud800"', b'{"a" : "\xc3\xa9"}')),
+    ],
+)
+def test_elements_are_cut_out_as_they_were_written(raw: bytes, expected: tuple[bytes, ...]) -> None:
+    assert elements(raw) == expected
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"a":1,"a":1}',
+        b'{"a":1,"a":2}',
+        b'{"a":12,"a":1}',
+        b'{"a":1,"b":2,"a":1}',
+        b'{"a":1,"\\u0061":1}',
+        b'{"a":"\\ud800","b":1,"a":"\\ud800"}',
+    ],
+)
+def test_a_key_that_stands_twice_is_refused(raw: bytes) -> None:
+    with pytest.raises(Unreadable) as refused:
+        members(raw)
+    assert refused.value.reason == "duplicate-keys"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b" ",
+        b"null",
+        b"[]",
+        b'"{}"',
+        b"{",
+        b'{"a"}',
+        b'{"a":}',
+        b'{"a":1',
+        b'{"a":1,}',
+        b'{"a":1}}',
+        b'{"a":1} x',
+        b"{'a':1}",
+        b"{a:1}",
+        b"{1:1}",
+        b'{1:1,"a":"\\ud800"}',
+        b'{"a":"\\ud800",}',
+        b'{"a":01}',
+        b'{"a":NaN}',
+        b'{"a":"\\ud800","b":-Infinity}',
+        b'{"a":"\\q"}',
+        b'{"a":"\n"}',
+        b'{"a":"\xff"}',
+        b'{"a":"\xed\xa0\x80"}',
+        b'\xef\xbb\xbf{"a":1}',
+        '{"a":1}'.encode("utf-16"),
+    ],
+)
+def test_what_is_no_json_object_is_refused(raw: bytes) -> None:
+    with pytest.raises(Unreadable) as refused:
+        members(raw)
+    assert refused.value.reason == "not-json"
+
+
+@pytest.mark.parametrize("raw", [b"", b"null", b'"x"', b"{}", b"[", b"[1,]", b"[1] 2", b"[NaN]"])
+def test_what_is_no_json_array_is_refused(raw: bytes) -> None:
+    with pytest.raises(Unreadable) as refused:
+        elements(raw)
+    assert refused.value.reason == "no-array"
+
+
+@pytest.mark.parametrize("start", [b'{"a":', b'{"s":"\\ud800","a":'], ids=["fast", "with-a-lone-surrogate"])
+def test_nesting_without_end_is_a_recursion_error(start: bytes) -> None:
+    with pytest.raises(RecursionError):
+        members(start + DEEP)
