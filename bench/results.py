@@ -67,11 +67,18 @@ def percentile(latencies_s: Sequence[float], share: float) -> float:
 
 
 class Results:
-    """The cells of a run. Every figure is by target and load."""
+    """The cells of a run. Every figure is by target and load.
 
-    def __init__(self, cells: Sequence[Cell], base: str) -> None:
+    Args:
+        cells: Every target under every load, in every round.
+        direct: The target that latencies are compared with.
+        usual: The one that rates are compared with.
+    """
+
+    def __init__(self, cells: Sequence[Cell], *, direct: str, usual: str) -> None:
         self._cells = cells
-        self._base = base
+        self._direct = direct
+        self._usual = usual
 
     def _of(self, target: str, load: str) -> list[Cell]:
         found = [cell for cell in self._cells if (cell.target, cell.load) == (target, load)]
@@ -85,21 +92,21 @@ class Results:
         found = list(map(figure, self._of(target, load)))
         return (max(found) - min(found)) / 2 / median(found)
 
-    def share(self, target: str, load: str) -> float:
-        """The target's rate as a share of the base's."""
-        pairs = zip(self._of(target, load), self._of(self._base, load), strict=True)
-        return median(cell.rate / base.rate for cell, base in pairs)
+    def times(self, target: str, load: str) -> float:
+        """The target's rate in multiples of the usual one's."""
+        pairs = zip(self._of(target, load), self._of(self._usual, load), strict=True)
+        return median(cell.rate / usual.rate for cell, usual in pairs)
 
     def added_s(self, target: str, load: str) -> float:
-        """What the target adds to the base's p50, in seconds."""
-        pairs = zip(self._of(target, load), self._of(self._base, load), strict=True)
-        return median(cell.p50_s - base.p50_s for cell, base in pairs)
+        """What the target adds to the direct p50, in seconds."""
+        pairs = zip(self._of(target, load), self._of(self._direct, load), strict=True)
+        return median(cell.p50_s - direct.p50_s for cell, direct in pairs)
 
 
 def _rate(results: Results, target: str, load: str) -> str:
     rate = results.median(target, load, lambda cell: cell.rate)
     spread = results.spread(target, load, lambda cell: cell.rate)
-    return f"{rate:,.0f} ±{spread:.0%} ({results.share(target, load):.2f})"
+    return f"{rate:,.0f} ±{spread:.0%} ({results.times(target, load):.1f}x)"
 
 
 def _milliseconds(results: Results, target: str, load: str) -> list[str]:
