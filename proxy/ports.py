@@ -40,22 +40,38 @@ class Entry:
     keep: int
 
 
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to do one piece of work, for a while.
+
+    Attributes:
+        key: Which work.
+        fence: Rises with every holder of this key, so that one who lost the lease can be told apart.
+    """
+
+    key: str
+    fence: int
+
+
 class Store(Protocol):
     """Where derived data is kept. Losing it costs a summary, never an answer.
 
     Every method raises `StoreUnavailable` when the store cannot do what was asked, and may take as long as
-    the store takes: deadlines are the caller's.
+    the store takes: deadlines are the caller's. Keys that are given together share one hash tag.
     """
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """The values under `keys`, in their order; None for what is absent or expired."""
         ...
 
-    async def commit(self, claim: Record, also: Sequence[Record | Entry] = ()) -> bytes:
+    async def commit(
+        self, claim: Record, also: Sequence[Record | Entry] = (), *, lease: Lease | None = None
+    ) -> bytes | None:
         """Write everything, all or nothing, unless `claim.key` is taken.
 
         Returns the value that now stands under `claim.key`: ours, or the one that was there first, in which
-        case nothing was written. So whoever commits first decides the bytes that all use.
+        case nothing was written. So whoever commits first decides the bytes that all use. None where nothing
+        stands there and nothing was written, because `lease` is no longer ours.
         """
         ...
 
@@ -65,6 +81,22 @@ class Store(Protocol):
 
     async def tail(self, key: str, limit: int) -> list[bytes]:
         """The newest `limit` lines of a list, oldest first."""
+        ...
+
+    async def acquire(self, key: str, ttl_s: float) -> Lease | None:
+        """A lease on `key`, unless another holds one that has not expired."""
+        ...
+
+    async def renew(self, lease: Lease, ttl_s: float) -> bool:
+        """Prolong a lease. False if it is no longer ours."""
+        ...
+
+    async def release(self, lease: Lease) -> None:
+        """Give a lease back. Nothing happens if it is no longer ours."""
+        ...
+
+    async def delete(self, prefix: str) -> int:
+        """Forget every record and list whose key begins with `prefix`; how many."""
         ...
 
     async def close(self) -> None:
