@@ -1,0 +1,109 @@
+"""The floor of the ladder: each rung only as far as needed, and what stays whole on it."""
+
+from proxy.core.ladder import GONE, LEAST, WHOLE, squeeze
+from proxy.core.message import Call, Message
+
+SYSTEM = Message("system", "rules", tokens=100)
+
+
+def user(tokens: int) -> Message:
+    return Message("user", "u", tokens=tokens)
+
+
+def said(tokens: int) -> Message:
+    return Message("assistant", "a", tokens=tokens)
+
+
+def calling(tokens: int) -> Message:
+    return Message("assistant", "a", calls=(Call("c", "read", "{}"),), tokens=tokens)
+
+
+def answer(tokens: int) -> Message:
+    return Message("tool", "r", answers=("c",), tokens=tokens)
+
+
+def squeezed(
+    messages: list[Message], limit: int, ours: frozenset[int] = frozenset(), most: int = 0
+) -> tuple[tuple[int | None, ...], bool]:
+    """What each message may keep, and whether the list then fits."""
+    made = squeeze(messages, limit, ours, most)
+    return made.allowances, made.fits
+
+
+def test_a_list_that_fits_stays_as_it_is() -> None:
+    assert squeezed([SYSTEM, user(50), said(60)], 210) == ((WHOLE, WHOLE, WHOLE), True)
+
+
+def test_the_largest_messages_are_capped_first_and_to_the_same_size() -> None:
+    messages = [SYSTEM, user(100), calling(10), answer(5_000), calling(10), answer(3_000), user(100)]
+    allowances = (WHOLE, WHOLE, WHOLE, 1_000, WHOLE, 1_000, WHOLE)
+
+    assert squeezed(messages, 2_320) == (allowances, True)
+
+
+def test_the_newest_units_stay_whole_while_they_leave_the_older_ones_half() -> None:
+    messages = [user(100), said(2_000), said(2_000), said(300), user(100)]
+
+    assert squeezed(messages, 1_400) == ((WHOLE, 450, 450, WHOLE, WHOLE), True)
+
+
+def test_when_caps_would_get_too_small_the_oldest_units_are_left_out() -> None:
+    messages = [user(100), said(2_000), said(2_000), said(300), user(100)]
+
+    assert squeezed(messages, 1_000) == ((WHOLE, GONE, 500, WHOLE, WHOLE), True)
+
+
+def test_a_unit_is_left_out_with_all_its_results() -> None:
+    messages = [user(100), calling(10), answer(10), answer(3_000), said(400), user(100)]
+
+    assert squeezed(messages, 600) == ((WHOLE, GONE, GONE, GONE, WHOLE, WHOLE), True)
+
+
+def test_of_the_last_unit_the_call_is_cut_before_the_last_result() -> None:
+    messages = [user(50), said(900), calling(100), answer(900)]
+
+    assert squeezed(messages, 1_200) == ((WHOLE, GONE, WHOLE, WHOLE), True)
+    assert squeezed(messages, 1_000) == ((WHOLE, GONE, 50, WHOLE), True)
+    assert squeezed(messages, 150) == ((WHOLE, GONE, 50, 50), True)
+
+
+def test_stand_ins_and_the_task_are_cut_last_of_all() -> None:
+    messages = [SYSTEM, user(2_000), said(1_000), said(1_000), user(300)]
+    ours = frozenset({2})
+
+    assert squeezed(messages, 3_900, ours) == ((WHOLE, WHOLE, WHOLE, 500, WHOLE), True)
+    assert squeezed(messages, 3_400, ours) == ((WHOLE, WHOLE, WHOLE, GONE, WHOLE), True)
+    assert squeezed(messages, 700, ours) == ((WHOLE, 150, 150, GONE, WHOLE), True)
+
+
+def test_stand_ins_and_the_task_may_take_half_of_what_is_kept_for_the_error_of_estimates() -> None:
+    messages = [SYSTEM, user(2_000), said(1_000), said(1_000), user(300)]
+
+    assert squeezed(messages, 700, frozenset({2}), most=4_000) == ((WHOLE, WHOLE, WHOLE, GONE, WHOLE), True)
+
+
+def test_where_nothing_else_fits_nothing_but_marks_is_left_of_what_may_be_cut() -> None:
+    messages = [user(500), said(600), user(300), said(600)]
+
+    assert squeezed(messages, 320) == ((LEAST + 2, GONE, WHOLE, LEAST + 2), True)
+
+
+def test_what_may_not_be_touched_may_be_too_large() -> None:
+    assert squeezed([SYSTEM, said(500), user(5_000)], 1_000) == ((WHOLE, GONE, WHOLE), False)
+
+
+def test_the_latest_user_message_is_sought_among_the_clients_own() -> None:
+    messages = [user(1_000), user(500), said(400)]
+
+    assert squeezed(messages, 1_124, frozenset({1})) == ((WHOLE, 62, 62), True)
+
+
+def test_an_equal_message_is_not_the_task() -> None:
+    task = user(600)
+    messages = [task, said(600), task, said(600), user(100)]
+
+    assert squeezed(messages, 1_100) == ((WHOLE, GONE, GONE, 400, WHOLE), True)
+
+
+def test_an_empty_list_fits() -> None:
+    assert squeezed([], 0) == ((), True)
