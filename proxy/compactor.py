@@ -37,6 +37,8 @@ PATIENCE_SHARE = 0.25
 # Rounds of cutting until a list fits: an estimate of how characters turn into tokens is never exact.
 CUTS = 4
 CUT_MARGIN = 0.92
+# A size in tokens at which a ratio shows in full.
+SCALE = 1_000_000
 # What the notice of what is missing and the frame of a message take.
 NOTICE_TOKENS = 30
 # Where an overflow error names no limit, the request is made this much smaller than what was refused.
@@ -240,8 +242,8 @@ class Compactor:
         ours = {id(each) for each in (view.earlier.stand_ins if view.earlier else ()) if each}
         stand_ins = frozenset(k for k, each in enumerate(messages) if id(each) in ours)
         handles = [message_id(prefix) for prefix in prefix_digests(messages)]
-        room = view.budget.limit * 1_000 // view.calibration.bound(1_000) - view.overhead
-        most = view.most * 1_000 // view.calibration.size(1_000) - view.overhead
+        room = view.budget.limit * SCALE // view.calibration.bound(SCALE) - view.overhead
+        most = view.most * SCALE // view.calibration.size(SCALE) - view.overhead
         cut = messages
         for _ in range(CUTS):
             squeezed = squeeze(messages, room, stand_ins, most)

@@ -16,6 +16,8 @@ BYTES_PER_TOKEN = 4
 # The least limit, and how much of what may be compacted it leaves room for.
 LEAST_LIMIT_TOKENS = 2_000
 ROOM_SHARE = 0.4
+# How well any proxy can know what a provider will count.
+ESTIMATE_ERROR = 0.02
 # A task under this size stays whole; of a longer one at least this many characters stay at its head.
 WHOLE_TASK_TOKENS = 1_500
 TASK_HEAD_CHARACTERS = 1_000
@@ -50,7 +52,9 @@ def cuts(messages: Sequence[JsonObject], steps: int = STEPS) -> list[int]:
         and (index == len(messages) or messages[index]["role"] == "assistant")
     ]
     last = len(at) - 1
-    return sorted({at[min(last, round((step + 1) * len(at) / steps) - 1)] for step in range(steps)} if at else ())
+    return sorted(
+        {at[min(last, round((step + 1) * len(at) / steps) - 1)] for step in range(steps)} if at else ()
+    )
 
 
 @dataclass(frozen=True)
@@ -81,12 +85,29 @@ class Step:
             if each["role"] in PRIVILEGED or any(each is other for other in kept)
         ]
 
+    def frame(self) -> int:
+        """Bytes that the last message brings along where it is a result: its call, and the calls beside it."""
+        at = len(self.messages) - 1
+        while at and self.messages[at]["role"] == "tool":
+            at -= 1
+        kept = {id(each) for each in self.irreducible()}
+        return sum(message_bytes(each) for each in self.messages[at:] if id(each) not in kept)
+
+    def needed(self) -> int:
+        """Bytes of the irreducible part."""
+        tools = len(_compact(self.tools).encode()) if self.tools else 0
+        return tools + sum(map(message_bytes, self.irreducible()))
+
+    def possible(self) -> bool:
+        """Whether any list could be within the limit: the last message may be cut to a mark if it is a result."""
+        last = self.messages[-1]
+        cut = message_bytes(last) - message_bytes({**last, "content": "[…]"}) if last["role"] == "tool" else 0
+        return self.needed() - cut + self.frame() <= (1 - ESTIMATE_ERROR) * BYTES_PER_TOKEN * self.limit()
+
     def limit(self) -> int:
         """Tokens of the irreducible part and 40 % of the rest."""
-        tools = len(_compact(self.tools).encode()) if self.tools else 0
-        whole = sum(map(message_bytes, self.messages))
-        kept = sum(map(message_bytes, self.irreducible()))
-        needed = (tools + kept + ROOM_SHARE * (whole - kept)) / BYTES_PER_TOKEN
+        rest = sum(map(message_bytes, self.messages)) - sum(map(message_bytes, self.irreducible()))
+        needed = (self.needed() + ROOM_SHARE * rest) / BYTES_PER_TOKEN
         return max(LEAST_LIMIT_TOKENS, ceil(needed))
 
     def wrongs(self, got: Sequence[JsonObject]) -> Iterator[str]:
@@ -94,7 +115,8 @@ class Step:
         privileged = [each for each in self.messages if each["role"] in PRIVILEGED]
         if [each for each in got if each["role"] in PRIVILEGED] != privileged:
             yield "privileged messages changed"
-        if got[-1] != self.messages[-1]:
+        room = (1 - ESTIMATE_ERROR) * BYTES_PER_TOKEN * self.limit() - self.needed()
+        if got[-1] != self.messages[-1] and self.frame() <= room:  # else it fits by luck only, or not at all
             yield f"latest message changed ({message_bytes(self.messages[-1])} to {message_bytes(got[-1])})"
         if self.latest_user is not None and self.latest_user not in got:
             yield "latest user message changed"
