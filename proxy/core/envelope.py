@@ -1,10 +1,10 @@
 """The envelope of every stored record: a version, a form, and the record's fields as JSON.
 
 Byte 0 is the version of the layout, byte 1 the form of what follows: 0 plain JSON, 1 JSON deflated with
-zlib. Forms from 2 on are reserved for sealed records (authenticated encryption, the store key as associated
-data). The JSON is UTF-8 with sorted keys, so the same fields give the same bytes; lone surrogates, which
-clients do send, are written as UTF-8 would write any other code point. Bytes are no JSON: a record that
-has some carries them as base64 in a field that says so.
+zlib, 2 a whole envelope sealed with authenticated encryption, which the store opens before it gets here. The
+JSON is UTF-8 with sorted keys, so the same fields give the same bytes; lone surrogates, which clients do
+send, are written as UTF-8 would write any other code point. Bytes are no JSON: a record that has some carries
+them as base64 in a field that says so.
 
 Replicas of different versions share a store, so what cannot be read is "not ours" and never an error.
 """
@@ -17,6 +17,7 @@ from typing import Any
 VERSION = 1
 PLAIN = 0
 DEFLATED = 1
+SEALED = 2
 DEFLATE_FROM_BYTES = 1024
 MAX_JSON_BYTES = 16 * 1024 * 1024
 _HEADER_BYTES = 2
