@@ -1,0 +1,165 @@
+"""A store or a summary model in any kind of trouble costs no answer, and little time."""
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from proxy.adapters.memory_store import MemoryStore
+from proxy.adapters.tiktoken_counter import TiktokenCounter
+from proxy.demo.faults import Fault
+from proxy.demo.provider import Provider, Settings, create_provider
+from proxy.errors import StoreUnavailable
+from proxy.ports import Entry, Record, Store
+from proxy.serving import served
+
+WINDOW = 2_000
+MODEL = "demo-agent"
+SUMMARY = "demo-summary"
+TURNS = 12
+TEXT = "The build of module %d failed with exit code 3 in src/app_%d.py, line 47. " * 12
+SUMMARY_TIMEOUT_S = 0.5
+STORE_DEADLINE_S = 0.25
+
+
+class Raising:
+    """A store whose every call raises."""
+
+    async def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        raise StoreUnavailable("gone")
+
+    async def commit(self, claim: Record, also: Sequence[Record | Entry] = ()) -> bytes:
+        raise StoreUnavailable("gone")
+
+    async def write(self, items: Sequence[Record | Entry]) -> None:
+        raise StoreUnavailable("gone")
+
+    async def tail(self, key: str, limit: int) -> list[bytes]:
+        raise StoreUnavailable("gone")
+
+    async def close(self) -> None:
+        return
+
+
+class Hanging:
+    """A store whose every call but `close` never comes back."""
+
+    async def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        await asyncio.Event().wait()
+        return []
+
+    async def commit(self, claim: Record, also: Sequence[Record | Entry] = ()) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    async def write(self, items: Sequence[Record | Entry]) -> None:
+        await asyncio.Event().wait()
+
+    async def tail(self, key: str, limit: int) -> list[bytes]:
+        await asyncio.Event().wait()
+        return []
+
+    async def close(self) -> None:
+        return
+
+
+STORES = {"healthy": MemoryStore, "raising": Raising, "hanging": Hanging}
+SUMMARY_FAULTS = {
+    "well": Fault(),
+    "500": Fault(status=500),
+    "hanging": Fault(hang=True),
+    "garbage": Fault(garbage=True),
+    "empty": Fault(empty=True),
+    "cut": Fault(cut_after=1),
+}
+
+
+@pytest.fixture(scope="module")
+def counter() -> TiktokenCounter:
+    return TiktokenCounter(print)
+
+
+def conversation() -> list[dict[str, str]]:
+    """A task and turns, twice the window and more."""
+    messages = [
+        {"role": "system", "content": "Answer briefly."},
+        {"role": "user", "content": "Find out why the nightly build fails."},
+    ]
+    for turn in range(TURNS):
+        messages += [
+            {"role": "assistant", "content": TEXT % ((turn, turn) * 12)},
+            {"role": "user", "content": f"And then, in step {turn}?"},
+        ]
+    return messages
+
+
+async def grown(client: Any, provider: Provider) -> list[float]:
+    """Asks after each turn; seconds of each answer, all of which must be 200."""
+    took: list[float] = []
+    messages = conversation()
+    for turn in range(TURNS + 1):
+        asked = messages[: 2 + 2 * turn]
+        started = time.perf_counter()
+        answer = await client.post(
+            "/v1/chat/completions",
+            json={"model": MODEL, "messages": asked, "stream": turn % 2 == 1, "max_tokens": 32},
+        )
+        took.append(time.perf_counter() - started)
+        assert answer.status_code == 200, answer.text[:200]
+        [*_, last] = [seen for seen in provider.log if seen.model == MODEL and seen.status == 200]
+        sent = json.loads(last.body)["messages"]
+        assert (sent[0], sent[-1]) == (asked[0], asked[-1])
+        assert any(messages[1]["content"] in each["content"] for each in sent)
+        assert last.prompt_tokens + 32 <= WINDOW
+    assert len(sent) < len(asked)
+    return took
+
+
+@pytest.mark.parametrize("summary", SUMMARY_FAULTS)
+@pytest.mark.parametrize("store", STORES)
+async def test_every_request_is_answered_within_the_window(
+    store: str, summary: str, counter: TiktokenCounter, proxied: Any
+) -> None:
+    provider = create_provider(Settings(counter, WINDOW, faults={SUMMARY: SUMMARY_FAULTS[summary]}))
+    made: Store = STORES[store]()
+    options = {"summary": {"model": SUMMARY, "timeout_s": SUMMARY_TIMEOUT_S}, "store": made}
+    models = {MODEL: {"window": WINDOW}}
+    async with served(provider) as upstream, proxied(upstream, models=models, **options) as client:
+        took = await grown(client, provider)
+    slow = sorted(took)[-3:]
+    # A hanging summary model costs its patience once, a hanging store its deadline now and then.
+    assert sum(seconds > SUMMARY_TIMEOUT_S for seconds in took) <= 1, slow
+    assert sum(seconds > STORE_DEADLINE_S for seconds in took) <= 3, slow
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [{"summary": each} for each in ("empty", "longer", "refuse", "inject", "truncated", "toolcall", "echo")]
+    + [{"fail": each} for each in ("429", "502", "reset", "cut", "badjson", "html", "hangmid")],
+    ids=lambda trouble: "-".join(trouble.values()),
+)
+async def test_no_answer_of_a_summary_model_costs_one_of_ours(
+    trouble: dict[str, str], scripted: Any, proxied: Any
+) -> None:
+    scripted.control(context_limit=WINDOW, summary={"context_limit": 0, **trouble})
+    messages = conversation()
+    options = {"summary": {"model": "summary-small", "timeout_s": SUMMARY_TIMEOUT_S}}
+    async with proxied(scripted.url, **options) as client:
+        statuses = [
+            (
+                await client.post(
+                    "/v1/chat/completions",
+                    json={"model": "gpt-4o", "messages": messages[: 2 + 2 * turn], "stream": turn % 2 == 1},
+                )
+            ).status_code
+            for turn in range(TURNS + 1)
+        ]
+    assert statuses == [200] * (TURNS + 1)
+    assert scripted.log("summary-small")
+    [*_, last] = scripted.log("gpt-4o")
+    assert last["prompt_tokens"] <= WINDOW
+    assert last["body"]["messages"][0] == messages[0]
+    assert last["body"]["messages"][-1] == messages[-1]
