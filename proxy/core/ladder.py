@@ -131,20 +131,19 @@ def squeeze(
     if fewest <= len(drops):
         return without(fewest).squeezed()
     gone = _flat(run for run in runs[:-1] if not kept.intersection(run))
-    rung = _Rung(messages, limit, fixed, gone, LEAST)
-    ways = (
-        (kept, CUT_FLOOR),
-        (kept - {len(messages) - 1} | fixed, CUT_FLOOR),
-        (fixed, CUT_FLOOR),
-        (fixed, LEAST),
-    )
+    return _last_rungs(_Rung(messages, limit, kept, gone, CUT_FLOOR), fixed, max(limit, most))
+
+
+def _last_rungs(rung: _Rung, fixed: set[int], most: int) -> Squeeze:
+    """Only the last unit is left beside what is kept: cut it, then the latest message, then all but `fixed`."""
+    older = rung.kept - {len(rung.messages) - 1} | fixed
+    ways = ((rung.kept, CUT_FLOOR), (older, CUT_FLOOR), (older, LEAST), (fixed, CUT_FLOOR), (fixed, LEAST))
     for whole, floor in ways:
-        least = replace(rung, kept=whole, floor=floor).least()
-        for room in (limit, (least + max(limit, most)) // 2):
-            rung = _Rung(messages, room, whole, gone, floor)
-            if rung.cap() is not None:
-                return rung.squeezed()
-    return rung.squeezed()
+        safe = replace(rung, kept=whole, floor=floor)
+        for tried in (safe, replace(safe, limit=(safe.least() + most) // 2)):
+            if tried.cap() is not None:
+                return tried.squeezed()
+    return tried.squeezed()
 
 
 def _cores(messages: Sequence[Message], stand_ins: frozenset[int]) -> tuple[set[int], set[int]]:

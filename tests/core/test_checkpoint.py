@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.checkpoint import (
@@ -20,6 +20,9 @@ from proxy.core.checkpoint import (
 )
 from proxy.core.digest import message_digest
 from proxy.core.message import Call, Message, Part, Span
+
+# The machine may be busy.
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 LONG = "".join(f"line {number}\n" for number in range(100))
 
@@ -192,6 +195,7 @@ JSON = st.recursive(
 )
 
 
+@UNHURRIED
 @given(st.dictionaries(st.sampled_from(sorted(BASE)), JSON), st.booleans())
 def test_fields_are_read_whatever_they_hold(
     fields: dict[str, object],

@@ -67,6 +67,12 @@ def test_of_the_last_unit_the_call_is_cut_before_the_last_result() -> None:
     assert squeezed(messages, 150) == ((WHOLE, GONE, 50, 50), True)
 
 
+def test_the_last_result_is_cut_before_the_task() -> None:
+    messages = [user(300), said(600), user(50), calling(20), answer(900)]
+
+    assert squeezed(messages, 500) == ((WHOLE, GONE, WHOLE, WHOLE, 130), True)
+
+
 def test_stand_ins_and_the_task_are_cut_last_of_all() -> None:
     messages = [SYSTEM, user(2_000), said(1_000), said(1_000), user(300)]
     ours = frozenset({2})

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.checkpoint import Checkpoint, covered_results, exact_digest, from_fields, stands, to_fields
@@ -14,6 +14,9 @@ from proxy.core.planner import Plan, plan
 from proxy.core.policy import CHAINED, Policy
 from proxy.core.render import render
 from proxy.core.repair import alternate, repair
+
+# The machine may be busy.
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 IDS = st.sampled_from(["a", "b", ""])  # few, so that they are reused all the time
 TEXTS = st.sampled_from(["", "x", "yy"])
@@ -99,6 +102,7 @@ def paired(messages: Sequence[Message]) -> bool:
     return not open_calls
 
 
+@UNHURRIED
 @given(conversations())
 def test_units_partition_any_list(messages: list[Message]) -> None:
     spans = list(units(messages))
@@ -108,6 +112,7 @@ def test_units_partition_any_list(messages: list[Message]) -> None:
     assert all(not messages[index].calls for span in spans for index in range(span.start + 1, span.stop))
 
 
+@UNHURRIED
 @given(conversations(), POLICIES, st.lists(st.integers(0, 24), max_size=3))
 def test_after_any_rounds_calls_are_paired_and_what_may_not_change_has_not(
     messages: list[Message], policy: Policy, requests: list[int]
@@ -128,6 +133,7 @@ def test_after_any_rounds_calls_are_paired_and_what_may_not_change_has_not(
     )
 
 
+@UNHURRIED
 @given(conversations(min_size=3), POLICIES)
 def test_spans_are_sorted_and_disjoint_and_stand_on_the_edges_of_units(
     messages: list[Message], policy: Policy
@@ -144,6 +150,7 @@ def test_spans_are_sorted_and_disjoint_and_stand_on_the_edges_of_units(
     assert made is None or latest_user(body) not in made.fresh
 
 
+@UNHURRIED
 @given(conversations(min_size=6), conversations(), POLICIES)
 def test_what_stands_before_the_tail_is_frozen_while_the_list_grows(
     messages: list[Message], more: list[Message], policy: Policy
@@ -158,6 +165,7 @@ def test_what_stands_before_the_tail_is_frozen_while_the_list_grows(
     assert checkpoint is None or stands(checkpoint, body_of(grown))
 
 
+@UNHURRIED
 @given(conversations(min_size=6), POLICIES)
 def test_a_stored_checkpoint_renders_the_same_bytes(messages: list[Message], policy: Policy) -> None:
     checkpoint = next_round(messages, policy, None)
@@ -169,6 +177,7 @@ def test_a_stored_checkpoint_renders_the_same_bytes(messages: list[Message], pol
     ]
 
 
+@UNHURRIED
 @given(conversations(min_size=6), POLICIES, st.data())
 def test_a_checkpoint_stands_for_no_list_with_a_covered_message_changed(
     messages: list[Message], policy: Policy, data: st.DataObject
@@ -187,6 +196,7 @@ def test_a_checkpoint_stands_for_no_list_with_a_covered_message_changed(
     assert not stands(checkpoint, body[: checkpoint.length - 1])
 
 
+@UNHURRIED
 @given(conversations())
 def test_repairing_twice_is_repairing_once(messages: list[Message]) -> None:
     once = repair(messages)
@@ -196,6 +206,7 @@ def test_repairing_twice_is_repairing_once(messages: list[Message]) -> None:
     assert repair(once) == once
 
 
+@UNHURRIED
 @given(conversations())
 def test_alternation_really_alternates_and_adds_only(messages: list[Message]) -> None:
     repaired = repair(messages)
@@ -212,6 +223,7 @@ def test_alternation_really_alternates_and_adds_only(messages: list[Message]) ->
     assert alternate(made) == made
 
 
+@UNHURRIED
 @given(conversations(), st.integers(0, 20_000), st.integers(0, 20_000), st.data())
 def test_the_floor_of_the_ladder_keeps_its_promises(
     messages: list[Message], limit: int, most: int, data: st.DataObject

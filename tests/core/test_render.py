@@ -1,11 +1,14 @@
 """Where stand-ins and privileged messages end up, and how a text is shortened."""
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.message import Message, Span
 from proxy.core.policy import CHAINED
 from proxy.core.render import excerpt, render, stand_in_text
+
+# The machine may be busy.
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 STAND_IN = Message("assistant", "summary")
 
@@ -59,6 +62,7 @@ def test_a_text_too_short_to_gain_from_it_is_not_cut() -> None:
     assert excerpt("odd", 1.0, "m_1") == "odd"
 
 
+@UNHURRIED
 @given(st.integers(0, 3_000), st.floats(0, 1), st.floats(0, 1))
 def test_an_excerpt_grows_with_its_share_and_never_beyond_the_text(
     size: int, one: float, other: float

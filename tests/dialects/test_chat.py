@@ -6,13 +6,16 @@ from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.message import Message
 from proxy.dialects.chat import Body, has_media, models_named, outputs_named, read, write
 from proxy.dialects.chat_message import message
 from proxy.errors import Unreadable
+
+# The machine may be busy.
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 RAW = (
     b' {\n "z" : {"a":1,"a":2} ,"model":"gpt-4o", "seed":123456789012345678901234567890,"t":1.0,\t'
@@ -181,6 +184,7 @@ VALID = st.builds(
 )
 
 
+@UNHURRIED
 @given(VALID)
 def test_what_is_read_can_be_written_again_with_every_other_byte_its_own(raw: bytes) -> None:
     cut = read(raw)
@@ -195,6 +199,7 @@ def test_what_is_read_can_be_written_again_with_every_other_byte_its_own(raw: by
     assert [json.loads(each) for each in cut.messages] == json.loads(raw)["messages"]
 
 
+@UNHURRIED
 @given(VALID)
 def test_the_model_and_the_output_asked_for_are_never_missed(raw: bytes) -> None:
     cut = read(raw)
@@ -225,6 +230,7 @@ def judged(reader: Callable[[bytes], Result], raw: bytes) -> Result | None:
     return None
 
 
+@UNHURRIED
 @given(VALID, st.data())
 def test_a_damaged_body_is_read_or_refused_with_a_reason_and_only_json_is_read(
     raw: bytes, data: st.DataObject
@@ -239,6 +245,7 @@ def test_a_damaged_body_is_read_or_refused_with_a_reason_and_only_json_is_read(
         message(each)
 
 
+@UNHURRIED
 @given(st.binary(max_size=64) | st.text('{}[]",:\\ model1n', max_size=24).map(str.encode))
 def test_any_bytes_are_read_or_refused_with_a_reason(raw: bytes) -> None:
     models_named(raw)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.digest import message_digest
@@ -15,6 +15,9 @@ from proxy.core.message import Call, Message, Part
 from proxy.dialects.chat_message import LONG_ARGUMENT, compose, message, shortened
 from proxy.dialects.chat_parts import UNKNOWN_PART_TOKENS, part_tokens
 from proxy.errors import Unreadable
+
+# The machine may be busy.
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 PIXEL = b"\x89PNG not really"
 DATA_URL = "data:image/png;base64," + base64.b64encode(PIXEL).decode()
@@ -439,6 +442,7 @@ def parses(text: str) -> bool:
     return True
 
 
+@UNHURRIED
 @given(MESSAGES, st.floats(0, 1), st.floats(0, 1))
 def test_shorter_messages_stay_valid_and_their_sizes_follow_their_shares(
     fields: dict[str, Any], one: float, other: float

@@ -5,12 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.dialects.completion import REASONING_ALLOWANCE_TOKENS, answer, refused_member, request_body
 from proxy.errors import SummaryFailed
 from proxy.ports import SummaryAnswer, SummaryCall
+
+# The machine may be busy.
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 CALL = SummaryCall(
     url="http://x/v1/chat/completions",
@@ -151,6 +154,7 @@ JSON = st.recursive(
 )
 
 
+@UNHURRIED
 @given(JSON.map(json.dumps).map(str.encode) | st.binary(max_size=20))
 def test_any_body_is_an_answer_or_garbage(body: bytes) -> None:
     reason = "garbage"
