@@ -1,6 +1,7 @@
 """From the configuration of a model to the policy that holds for it."""
 
 from dataclasses import replace
+from functools import lru_cache
 
 from proxy.config.model import ModelSettings
 from proxy.core.budget import Reserves
@@ -8,6 +9,7 @@ from proxy.core.policy import STRATEGIES, Policy, SummaryShape
 from proxy.core.trigger import Row
 
 
+@lru_cache(maxsize=256)
 def policy_for(settings: ModelSettings) -> Policy:
     """The strategy's row with what the configuration changes of it."""
     compaction = settings.compaction

@@ -1,13 +1,13 @@
 """From the bytes of messages to counted core records, each message decoded and counted once.
 
 Clients send their whole history with every request, so nearly all of it is known from the request before:
-a message is recognised by the SHA-256 of its bytes.
+a message is recognised by its bytes, which its record keeps anyway.
 """
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from proxy.core.message import Message
 from proxy.core.tokens import RULES, definition_piece, message_tokens, pieces
@@ -19,8 +19,7 @@ from proxy.dialects.chat_parts import part_tokens
 MAX_HELD_BYTES = 32 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Gauge:
+class Gauge(NamedTuple):
     """How the tokens of one request are counted.
 
     Attributes:
@@ -52,7 +51,7 @@ class Reading:
         Raises:
             Unreadable: One of them is no message.
         """
-        keys = [(hashlib.sha256(raw).digest(), gauge) for raw in raws]
+        keys = [(raw, gauge) for raw in raws]
         found = [self._recall(key) for key in keys]
         new = [index for index, known in enumerate(found) if known is None]
         counted = await self.counted([message(raws[index]) for index in new], gauge)

@@ -214,13 +214,13 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
             if not isinstance(request.stream, httpx.ByteStream):
                 return await self._send(self._fresh, request, request.stream)
             try:
-                return await self._send(self._pooled, request, request.content)
+                return await self._send(self._pooled, request, b"".join(request.stream))
             except _ConnectionLostError as error:
                 if not error.stale:
                     raise
             except aiohttp.ClientConnectionResetError:
                 pass  # lost between the pool and the first write: nothing was sent
-            return await self._send(self._fresh, request, request.content)
+            return await self._send(self._fresh, request, b"".join(request.stream))
         except (aiohttp.ClientError, OSError) as error:
             raise _translated(error) from error
 

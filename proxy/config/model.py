@@ -25,9 +25,9 @@ from proxy.config.sections import (
 Section = TypeVar("Section", bound=BaseModel)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ModelSettings:
-    """What holds for one model, overrides applied.
+    """What holds for one model, overrides applied. Built once per glob, so it is compared by identity.
 
     Attributes:
         window: Largest number of input tokens; None: learned, known, or the default.

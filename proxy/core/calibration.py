@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self
 
 from proxy.core.model_names import bare_name, is_new_claude
@@ -61,6 +62,7 @@ class Calibration:
     observations: int = 0
 
     @classmethod
+    @lru_cache(maxsize=1_024)
     def prior(cls, model: str) -> Self:
         """What to believe of a model before its upstream has reported anything."""
         ratio, deviation = _family(model)

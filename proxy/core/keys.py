@@ -17,6 +17,7 @@ prefix digest alone.
 
 import hashlib
 from collections.abc import Iterable
+from functools import lru_cache
 
 _SCOPE_HEX_DIGITS = 32
 
@@ -26,6 +27,7 @@ def _short(value: str | bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:_SCOPE_HEX_DIGITS]
 
 
+@lru_cache(maxsize=4_096)
 def _scope(first: str, second: str | bytes) -> str:
     """Start of a key. The first digest stands alone, so that all keys of a tenant share a beginning."""
     return f"v1:{{{_short(first)}.{_short(second)}}}"

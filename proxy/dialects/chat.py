@@ -19,8 +19,9 @@ from proxy.errors import Unreadable
 PROMPT_MEMBERS = ("tools", "functions", "response_format")
 
 # An unescaped `"model"` can only be a key: inside a string its quotes would be escaped.
-_MODEL = re.compile(rb'(?<!\\)"model"\s*:\s*"((?:[^"\\]|\\.)*)"')
-_OUTPUT = re.compile(rb'(?<!\\)"max_(?:completion_)?tokens"\s*:\s*(\d{1,18})\d*\b')
+# The lookbehind stands behind the literal: in front of it the search would have to stop at every byte.
+_MODEL = re.compile(rb'"model"(?<!\\"model")\s*:\s*"((?:[^"\\]|\\.)*)"')
+_OUTPUT = re.compile(rb'"max_(?<!\\"max_)(?:completion_)?tokens"\s*:\s*(\d{1,18})\d*\b')
 _MEDIA = (b'"image_url"', b'"input_audio"', b'"file"', b'"video_url"')
 
 

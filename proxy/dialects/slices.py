@@ -52,7 +52,7 @@ def members(raw: bytes) -> dict[str, Slice]:
         name = _KEY.match(raw, at)
         start = name.end() if name else 0
         stop = start + memoryview(value).nbytes
-        if name is None or raw[start:stop] != bytes(value):
+        if name is None or not raw.startswith(value, start):
             raise Unreadable("duplicate-keys")
         found[key] = Slice(start, stop)
         at = _skip(raw, stop) + 1

@@ -103,7 +103,10 @@ def _with_reason(usage: Usage | None, reason: str) -> Usage | None:
 
 
 def _events_backwards(tail: bytes) -> Iterator[Mapping[str, object]]:
-    for line in reversed(_LINE_ENDS.split(tail)):
+    stop = len(tail)
+    while stop > 0:
+        start = max(tail.rfind(b"\n", 0, stop), tail.rfind(b"\r", 0, stop)) + 1
+        line, stop = tail[start:stop], start - 1
         if line.startswith(b"data:") and _TELLING.search(line):
             yield _mapping(_parsed(line[5:]))
 

@@ -59,16 +59,21 @@ def build_request(
     """
     origin, target = join(upstream.base_url, scope["raw_path"], scope["query_string"])
     headers = to_upstream(scope["headers"], api_key=upstream.api_key, hop=upstream.hop)
+    if isinstance(body, bytes):
+        length = len(body) or None
     if length is not None:
         headers.append((b"content-length", b"%d" % length))
     timeout = {"connect": upstream.connect_timeout_s, "read": upstream.read_timeout_s}
-    return httpx.Request(
+    build = functools.partial(
+        httpx.Request,
         scope["method"],
         _origin_url(origin),
         headers=headers,
-        content=body,
         extensions={"target": target, "timeout": timeout},
     )
+    if isinstance(body, bytes):  # `content=` would cost four times as much
+        return build(stream=httpx.ByteStream(body))
+    return build(content=body)
 
 
 class Answer:

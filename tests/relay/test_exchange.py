@@ -104,7 +104,6 @@ async def test_a_request_names_its_target_its_limits_and_its_true_length() -> No
     }
     assert sorted((name.lower(), held) for name, held in made.headers.raw) == [
         (b"content-length", b"2"),
-        (b"host", b"up.example"),
         (b"x-a", b"1"),
         (b"x-compaction-hop", b"0" * 16),
     ]
