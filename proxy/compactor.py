@@ -41,6 +41,8 @@ CUT_MARGIN = 0.92
 SCALE = 1_000_000
 # What the notice of what is missing and the frame of a message take.
 NOTICE_TOKENS = 30
+# How often a request that was refused as too long is sent again, shorter each time.
+REPLAYS = 3
 # Where an overflow error names no limit, the request is made this much smaller than what was refused.
 BLIND_SHARE = 0.7
 NOTHING_TO_TAKE = "nothing-to-take"
@@ -110,7 +112,9 @@ class Compactor:
         if not wanted or overflow.kind == "bytes":
             return None
         fit = await self._failing_open(ask, self._refitted(ask, refused, overflow, refusals))
-        return None if fit.raw in {refused.raw, ask.body.raw} else fit
+        if fit.raw not in {refused.raw, ask.body.raw}:
+            return fit
+        return None if refusals >= REPLAYS else await self.refit(ask, refused, overflow, refusals + 1)
 
     async def observe(self, ask: Ask, fit: Fit, prompt_tokens: int) -> None:
         """Learn from the usage of an answered request."""

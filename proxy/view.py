@@ -23,8 +23,8 @@ from proxy.records import Records
 # After each overflow the request is made to fit in this share of its limit: the estimate was wrong.
 TIGHT_SHARE = 0.85
 # What matters is cut only where the estimate is over the window by more than it may be wrong; if it was right
-# after all, the upstream refuses, and it is cut then.
-DOUBT_SHARE = 1.02
+# after all, the upstream refuses, and it is cut then. By the number of refusals so far.
+DOUBT_SHARES = (1.02, 1.02, 0.95, 0.85)
 # A checkpoint is looked for at this many of the newest unit edges.
 MAX_LOOKED_UP = 2_000
 
@@ -145,7 +145,7 @@ class Viewer:
             overhead=overhead,
             calibration=learned.calibration,
             budget=replace(spent, limit=int(spent.limit * TIGHT_SHARE**refusals)),
-            most=int(most * (DOUBT_SHARE if refusals < 2 else TIGHT_SHARE)),  # the first told what it counts
+            most=int(most * DOUBT_SHARES[refusals]),
             earlier=None,
             effective=messages,
         )

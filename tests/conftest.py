@@ -1,4 +1,4 @@
-"""Options, and what tests of the whole product share: the proxy on a socket, and a provider to put behind it."""
+"""Options, and what tests of the whole product share: the proxy on a socket, a provider behind it."""
 
 import json
 import subprocess

@@ -135,7 +135,7 @@ def squeeze(
 
 
 def _last_rungs(rung: _Rung, fixed: set[int], most: int) -> Squeeze:
-    """Only the last unit is left beside what is kept: cut it, then the latest message, then all but `fixed`."""
+    """Beside what is kept only the last unit is left: cut it, the latest message, then all but `fixed`."""
     older = rung.kept - {len(rung.messages) - 1} | fixed
     ways = ((rung.kept, CUT_FLOOR), (older, CUT_FLOOR), (older, LEAST), (fixed, CUT_FLOOR), (fixed, LEAST))
     for whole, floor in ways:

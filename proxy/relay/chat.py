@@ -8,7 +8,7 @@ import httpx
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from proxy.compactor import Compactor
+from proxy.compactor import REPLAYS, Compactor
 from proxy.config.model import Config, ModelSettings, for_model
 from proxy.conversations import Conversations
 from proxy.dialects.chat import read
@@ -29,8 +29,6 @@ from proxy.relay.summary_routes import summary_routes
 
 # How much of an error's body is looked at, in bytes.
 PEEK_BYTES = 65_536
-# How often a request that was refused as too long is sent again, shorter each time.
-REPLAYS = 2
 
 _log = structlog.get_logger()
 

@@ -86,7 +86,7 @@ class Step:
         ]
 
     def frame(self) -> int:
-        """Bytes that the last message brings along where it is a result: its call, and the calls beside it."""
+        """Bytes that the last message brings along where it is a result: its call, and those beside it."""
         at = len(self.messages) - 1
         while at and self.messages[at]["role"] == "tool":
             at -= 1
@@ -99,9 +99,10 @@ class Step:
         return tools + sum(map(message_bytes, self.irreducible()))
 
     def possible(self) -> bool:
-        """Whether any list could be within the limit: the last message may be cut to a mark if it is a result."""
+        """Whether any list could fit, its last message cut to a mark where that is a result."""
         last = self.messages[-1]
-        cut = message_bytes(last) - message_bytes({**last, "content": "[…]"}) if last["role"] == "tool" else 0
+        mark = {**last, "content": "[…]"} if last["role"] == "tool" else last
+        cut = message_bytes(last) - message_bytes(mark)
         return self.needed() - cut + self.frame() <= (1 - ESTIMATE_ERROR) * BYTES_PER_TOKEN * self.limit()
 
     def limit(self) -> int:

@@ -71,8 +71,15 @@ async def test_some_conversations_go_on_past_their_window(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name",
-    ["bfcl_multi_turn", "coding_aider", "coding_openhands", "coding_pi", "coding_sweagent", "memory_qa"]
-    + ["tau_airline"],
+    [
+        "bfcl_multi_turn",
+        "coding_aider",
+        "coding_openhands",
+        "coding_pi",
+        "coding_sweagent",
+        "memory_qa",
+        "tau_airline",
+    ],
 )
 async def test_every_conversation_goes_on_past_its_window(
     name: str, shared: Path, scripted: Any, proxied: Any, replaying: Any

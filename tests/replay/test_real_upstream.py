@@ -1,0 +1,81 @@
+"""A chat with a real llama.cpp server, grown past its window."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+WINDOW = 2_048
+# The first start installs the server.
+START_S = 180.0
+ANSWER_TOKENS = 16
+TURNS = 14
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def healthy(url: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/health", timeout=2).status_code == 200
+    return False
+
+
+@pytest.fixture(scope="module")
+def llama(shared: Path) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [str(shared / "tools" / "real_upstream" / "start.sh"), str(port), str(WINDOW), "2"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until = time.monotonic() + START_S
+        while not healthy(url):
+            if process.poll() is not None or time.monotonic() > until:
+                pytest.skip("the real server does not start here")
+            time.sleep(0.2)
+        yield url
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.parametrize("summary", ["same", "none"])
+async def test_a_chat_goes_on_past_the_window(summary: str, llama: str, proxied: Any) -> None:
+    messages = [
+        {"role": "system", "content": "Answer in one word."},
+        {"role": "user", "content": "Remember order A-7731, then count the apples."},
+    ]
+    statuses = []
+    sent = []
+    async with proxied(llama, summary={"model": summary}) as client:
+        for turn in range(TURNS):
+            body = {
+                "model": "tiny-random",
+                "messages": messages,
+                "max_tokens": ANSWER_TOKENS,
+                "stream": turn % 2 == 0,
+            }
+            answer = await client.post("/v1/chat/completions", json=body, timeout=120)
+            statuses.append(answer.status_code)
+            sent.append(answer.headers.get("x-compaction-status"))
+            messages += [
+                {"role": "assistant", "content": f"{turn} apples. " * 30},
+                {"role": "user", "content": f"Here are {turn} more apples, red and green ones. " * 12},
+            ]
+        direct = await client.post(
+            f"{llama}/v1/chat/completions", json={**body, "messages": messages}, timeout=120
+        )
+    assert direct.status_code == 400
+    assert statuses == [200] * TURNS
+    assert sent[-1] in {"applied", "reused"}
