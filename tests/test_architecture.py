@@ -75,6 +75,7 @@ OWNERS = {
     "uvicorn": {"serving"},
     "yaml": {"config"},
     "yarl": {"adapters"},  # aiohttp's URLs
+    "cryptography": {"adapters"},
 }
 ONE_MODULE = {"aiohttp", "tiktoken"}
 

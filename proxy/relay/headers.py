@@ -71,9 +71,20 @@ def to_upstream(headers: Sequence[tuple[bytes, bytes]], *, api_key: str, hop: st
         if key not in dropped and (key == HOP_HEADER or not key.startswith(OWN_PREFIX))
     ]
     if api_key:
-        kept.append((b"authorization", b"Bearer " + api_key.encode()))
+        kept.append(credential(headers, api_key))
     kept.append((HOP_HEADER, hop.encode()))
     return kept
+
+
+def credential(headers: Iterable[tuple[bytes, bytes]], api_key: str) -> tuple[bytes, bytes]:
+    """The header field that shows our own key, in the form in which the client showed its own.
+
+    Azure, Anthropic and Google take a key of theirs in a field of its own; everybody else as a bearer token.
+    """
+    shown = [key for key, _ in headers if key in CREDENTIALS]
+    if not shown or b"authorization" in shown:
+        return b"authorization", b"Bearer " + api_key.encode()
+    return shown[0], api_key.encode()
 
 
 def to_client(status: int, headers: Sequence[tuple[bytes, bytes]]) -> Headers:

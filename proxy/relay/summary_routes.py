@@ -7,9 +7,10 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 from proxy.config.model import Config, ModelSettings, for_model
+from proxy.config.sections import SummarySection
 from proxy.core.policy import known_window
 from proxy.relay.exchange import Upstream
-from proxy.relay.headers import CREDENTIALS, HOP_HEADER
+from proxy.relay.headers import CREDENTIALS, HOP_HEADER, credential
 from proxy.relay.paths import join, with_deployment
 from proxy.summarising import SummaryRoute
 
@@ -30,14 +31,21 @@ CHEAP_MODELS = MappingProxyType(
 _ACCOUNT_HEADERS = frozenset({b"openai-organization", b"openai-project"})
 
 
-def _bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
+def _credentials(
+    summary: SummarySection, upstream: Upstream, headers: Sequence[tuple[bytes, bytes]]
+) -> dict[str, str]:
+    """The summary model's own key, else ours for the upstream, else the client's.
 
-
-def _clients(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The client's own credentials; they never leave for another origin than the upstream's."""
+    The last two never leave for another origin than the upstream's: the configuration sees to it.
+    """
+    own = summary.api_key.get_secret_value()
+    if own:
+        return {"authorization": f"Bearer {own}"}
     wanted = CREDENTIALS | _ACCOUNT_HEADERS
-    return {key.decode("latin-1"): held.decode("latin-1") for key, held in headers if key in wanted}
+    shown = [(key, held) for key, held in headers if key in wanted]
+    if upstream.api_key:
+        shown = [credential(headers, upstream.api_key)]
+    return {key.decode("latin-1"): held.decode("latin-1") for key, held in shown}
 
 
 def _models(settings: ModelSettings, base_url: str, own: str) -> tuple[str, ...]:
@@ -65,8 +73,7 @@ def summary_routes(
 ) -> tuple[SummaryRoute, ...]:
     """Whom to ask for a summary of this request, in order; empty: nobody."""
     summary = settings.summary
-    key = summary.api_key.get_secret_value() or upstream.api_key
-    headers = {**(_bearer(key) if key else _clients(scope["headers"])), HOP_HEADER.decode(): upstream.hop}
+    headers = {**_credentials(summary, upstream, scope["headers"]), HOP_HEADER.decode(): upstream.hop}
     return tuple(
         SummaryRoute(
             _url(summary.base_url, upstream, scope, name),

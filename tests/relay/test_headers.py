@@ -66,6 +66,11 @@ def test_the_proxys_own_key_replaces_every_credential() -> None:
     assert to_upstream(fields, api_key="", hop=HOP) == [*fields, MARK]
 
 
+@pytest.mark.parametrize("name", [b"api-key", b"x-api-key", b"x-goog-api-key"])
+def test_the_proxys_own_key_takes_the_form_of_the_clients(name: bytes) -> None:
+    assert to_upstream([(name, b"theirs")], api_key="ours", hop=HOP) == [(name, b"ours"), MARK]
+
+
 def test_duplicates_keep_their_order_and_case() -> None:
     fields = [(b"Set-Cookie", b"a=1"), (b"x", b"1"), (b"set-cookie", b"b=2"), (b"Content-Encoding", b"gzip")]
     assert to_client(200, fields) == fields
