@@ -11,15 +11,13 @@ from dataclasses import dataclass, replace
 import structlog
 
 from proxy.config.model import ModelSettings
-from proxy.core.digest import message_id, prefix_digests
 from proxy.core.keys import checkpoint_keys
-from proxy.core.ladder import squeeze
 from proxy.core.message import Message
 from proxy.core.planner import plan
 from proxy.core.repair import alternate, repair
 from proxy.core.trigger import automatic, mark
+from proxy.cutting import cut, sized
 from proxy.dialects.chat import write
-from proxy.dialects.chat_message import shortened
 from proxy.dialects.overflow import Overflow
 from proxy.errors import CompactionError, SummaryFailed
 from proxy.fitting import Ask, Fit, Mode, Report, Status
@@ -34,13 +32,6 @@ from proxy.view import View, Viewer
 
 # A waiting client gives at most this share of its patience to a summary.
 PATIENCE_SHARE = 0.25
-# Rounds of cutting until a list fits: an estimate of how characters turn into tokens is never exact.
-CUTS = 4
-CUT_MARGIN = 0.92
-# A size in tokens at which a ratio shows in full.
-SCALE = 1_000_000
-# What the notice of what is missing and the frame of a message take.
-NOTICE_TOKENS = 30
 # How often a request that was refused as too long is sent again, shorter each time.
 REPLAYS = 3
 # Where an overflow error names no limit, the request is made this much smaller than what was refused.
@@ -228,41 +219,12 @@ class Compactor:
         valid = repair(view.effective)
         if view.ask.settings.alternation == "strict":
             valid = alternate(valid)
-        messages = tuple(await self._sized(valid, view))
+        messages = tuple(await sized(valid, view, self._reading))
         if over:
-            messages = await self._cut(messages, view)
+            messages = await cut(messages, view, self._reading)
         if view.counted(messages) > view.counted(view.messages):  # never larger
             messages = view.messages
         return Settled(messages, changed=messages is not view.messages, fits=not view.hopeless(messages))
-
-    async def _sized(self, messages: tuple[Message, ...], view: View) -> list[Message]:
-        """The messages, those of ours among them counted."""
-        new = [each for each in messages if not each.tokens]
-        counted = iter(await self._reading.counted(new, view.gauge))
-        return [each if each.tokens else next(counted) for each in messages]
-
-    async def _cut(self, messages: tuple[Message, ...], view: View) -> tuple[Message, ...]:
-        """The floor of the ladder: the list brought under the limit without a model."""
-        ours = {id(each) for each in (view.earlier.stand_ins if view.earlier else ()) if each}
-        stand_ins = frozenset(k for k, each in enumerate(messages) if id(each) in ours)
-        handles = [message_id(prefix) for prefix in prefix_digests(messages)]
-        room = view.budget.limit * SCALE // view.calibration.bound(SCALE) - view.overhead
-        most = view.most * SCALE // view.calibration.size(SCALE) - view.overhead
-        cut = messages
-        for _ in range(CUTS):
-            squeezed = squeeze(messages, room, stand_ins, most)
-            pairs = zip(messages, squeezed.allowances, handles, strict=True)
-            kept = [
-                each if allowed is None else _shortened(each, allowed, handle)
-                for each, allowed, handle in pairs
-                if allowed != 0
-            ]
-            cut = tuple(await self._sized(tuple(kept), view))
-            aim = room if squeezed.limit <= room else most
-            if sum(each.tokens for each in cut) <= aim or not squeezed.fits:
-                break
-            room, most = int(room * CUT_MARGIN), int(most * CUT_MARGIN)
-        return cut
 
     def _conversation(self, view: View) -> str | None:
         """The id that the headers gave, else the one that the stored rounds carry along."""
@@ -284,8 +246,3 @@ class Compactor:
             reason=reason,
         )
         return Fit(raw, view.counted(settled.messages), report)
-
-
-def _shortened(message: Message, allowed: int, handle: str) -> Message:
-    """The message brought down to about `allowed` tokens, the notice of what is missing included."""
-    return shortened(message, max(0, CUT_MARGIN * allowed - NOTICE_TOKENS) / message.tokens, handle)

@@ -154,7 +154,7 @@ async def _prompt(job: Job, route: SummaryRoute, reading: Reading) -> str:
 def task_text(job: Job) -> str:
     """The task, verbatim up to the strategy's size."""
     task = task_of(job.messages)
-    if task is None:
+    if task is None or not task.text:
         return NO_TASK
     if task.tokens <= job.policy.task_tokens:
         return task.text
