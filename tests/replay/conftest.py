@@ -17,7 +17,7 @@ BYTES_PER_TOKEN = 4
 LEAST_LIMIT_TOKENS = 2_000
 ROOM_SHARE = 0.4
 # How well any proxy can know what a provider will count.
-ESTIMATE_ERROR = 0.02
+ESTIMATE_ERROR = 0.005
 # A task under this size stays whole; of a longer one at least this many characters stay at its head.
 WHOLE_TASK_TOKENS = 1_500
 TASK_HEAD_CHARACTERS = 1_000
@@ -103,7 +103,25 @@ class Step:
         last = self.messages[-1]
         mark = {**last, "content": "[…]"} if last["role"] == "tool" else last
         cut = message_bytes(last) - message_bytes(mark)
-        return self.needed() - cut + self.frame() <= (1 - ESTIMATE_ERROR) * BYTES_PER_TOKEN * self.limit()
+        return self.ample() or self.needed() - cut + self.frame() <= self.known_room()
+
+    def ample(self) -> bool:
+        """Whether all that matters can stay whole.
+
+        The limit does not count the call that a last result needs: where that or an estimate leaves no room,
+        something must give. A request that fits as it is must of course stay as it is.
+        """
+        whole = (
+            self.needed()
+            - sum(map(message_bytes, self.irreducible()))
+            + sum(map(message_bytes, self.messages))
+        )
+        fits = whole <= BYTES_PER_TOKEN * self.limit()
+        return fits or self.needed() + self.frame() <= self.known_room()
+
+    def known_room(self) -> float:
+        """Bytes of the limit less what an estimate may be wrong by."""
+        return (1 - ESTIMATE_ERROR) * BYTES_PER_TOKEN * self.limit()
 
     def limit(self) -> int:
         """Tokens of the irreducible part and 40 % of the rest."""
@@ -116,10 +134,7 @@ class Step:
         privileged = [each for each in self.messages if each["role"] in PRIVILEGED]
         if [each for each in got if each["role"] in PRIVILEGED] != privileged:
             yield "privileged messages changed"
-        # The limit does not count the call that a last result needs: where that, or an estimate, leaves no
-        # room, what matters cannot all stay whole.
-        room = (1 - ESTIMATE_ERROR) * BYTES_PER_TOKEN * self.limit() - self.needed()
-        ample = self.frame() <= room
+        ample = self.ample()
         if ample and got[-1] != self.messages[-1]:
             yield f"latest message changed ({message_bytes(self.messages[-1])} to {message_bytes(got[-1])})"
         if self.latest_user is not None and self.latest_user not in got:
