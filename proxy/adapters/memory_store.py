@@ -4,9 +4,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from proxy.errors import StoreUnavailable
-from proxy.ports import Entry, Record
+from proxy.ports import Entry, Lease, Record
 
 DEFAULT_MAX_BYTES = 64 * 1024 * 1024
 _SWEEP_EVERY_S = 60.0
@@ -20,6 +21,14 @@ class _Held:
     is_list: bool
     expires: float
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Lent:
+    """A lease that someone holds."""
+
+    fence: int
+    expires: float
 
 
 def _needed(items: Sequence[Record | Entry]) -> int:
@@ -42,16 +51,22 @@ class MemoryStore:
         self._held: OrderedDict[str, _Held] = OrderedDict()
         self._bytes = 0
         self._sweep_at = 0.0
+        self._lent: dict[str, _Lent] = {}
+        self._fences = count(1)
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """The live values under `keys`."""
         return [self._value(key) for key in keys]
 
-    async def commit(self, claim: Record, also: Sequence[Record | Entry] = ()) -> bytes:
-        """Write everything unless the claim is taken; return what stands there."""
+    async def commit(
+        self, claim: Record, also: Sequence[Record | Entry] = (), *, lease: Lease | None = None
+    ) -> bytes | None:
+        """Write everything unless the claim is taken or the lease is lost; return what stands there."""
         taken = self._value(claim.key)
         if taken is not None:
             return taken
+        if lease is not None and not self._is_held(lease):
+            return None
         await self.write([claim, *also])
         return claim.value
 
@@ -70,10 +85,48 @@ class MemoryStore:
         held = self._live(key)
         return list(held.values[-limit:]) if held and held.is_list and limit > 0 else []
 
+    async def acquire(self, key: str, ttl_s: float) -> Lease | None:
+        """A lease on `key`, unless another holds one."""
+        now = self._clock()
+        there = self._lent.get(key)
+        if there and there.expires > now:
+            return None
+        self._sweep()
+        fence = next(self._fences)
+        self._lent[key] = _Lent(fence, now + ttl_s)
+        return Lease(key, fence)
+
+    async def renew(self, lease: Lease, ttl_s: float) -> bool:
+        """Prolong a lease, if it is still ours."""
+        if not self._is_held(lease):
+            return False
+        self._lent[lease.key] = _Lent(lease.fence, self._clock() + ttl_s)
+        return True
+
+    async def release(self, lease: Lease) -> None:
+        """Give a lease back, if it is still ours."""
+        if self._is_held(lease):
+            del self._lent[lease.key]
+
+    async def delete(self, prefix: str) -> int:
+        """Forget all keys that begin with `prefix`, leases too; how many records and lists there were."""
+        for key in [key for key in self._lent if key.startswith(prefix)]:
+            del self._lent[key]
+        keys = [key for key in self._held if key.startswith(prefix)]
+        live = sum(self._live(key) is not None for key in keys)
+        for key in keys:
+            self._drop(key)
+        return live
+
     async def close(self) -> None:
         """Forget everything."""
         self._held.clear()
+        self._lent.clear()
         self._bytes = 0
+
+    def _is_held(self, lease: Lease) -> bool:
+        there = self._lent.get(lease.key)
+        return there is not None and there.fence == lease.fence and there.expires > self._clock()
 
     def _live(self, key: str) -> _Held | None:
         held = self._held.get(key)
@@ -107,3 +160,4 @@ class MemoryStore:
         self._sweep_at = now + _SWEEP_EVERY_S
         for key in [key for key, held in self._held.items() if held.expires <= now]:
             self._drop(key)
+        self._lent = {key: lent for key, lent in self._lent.items() if lent.expires > now}

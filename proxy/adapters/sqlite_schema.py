@@ -26,7 +26,14 @@ _VERSION_1 = (
     "CREATE INDEX lines_by_item ON lines (item, id)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1,)
+_VERSION_2 = (
+    # AUTOINCREMENT: a fence is never given twice, also after its lease is gone.
+    """CREATE TABLE leases (fence INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL UNIQUE,
+           expires REAL NOT NULL)""",
+    "CREATE INDEX leases_by_expiry ON leases (expires)",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1, _VERSION_2)
 """Entry `n` brings a file from schema version `n` to `n + 1`. Entries are never changed, only added."""
 
 _REASONS = {

@@ -1,5 +1,11 @@
-"""From `store.url` to a store, and to the installation's secret, which lives beside it."""
+"""From `store.url` to a store, and to the installation's secret, which lives in it or beside its file.
 
+The secret keys the digests that tell tenants apart, so replicas that share a store must share it. In a shared
+store it has no time to live: it says nothing of any user, and a new one would orphan everything stored. Nor do
+the `volatile` eviction policies touch what does not expire.
+"""
+
+import math
 import os
 import secrets
 import tempfile
@@ -7,26 +13,35 @@ from collections.abc import Callable
 from pathlib import Path
 
 from proxy.adapters.memory_store import MemoryStore
+from proxy.adapters.redis_store import RedisStore
+from proxy.adapters.redis_url import is_redis, parse
 from proxy.adapters.sqlite_store import SqliteStore
 from proxy.errors import ConfigError, StoreUnavailable
-from proxy.ports import Store
+from proxy.ports import Record, Store
 
 SECRET_BYTES = 32
+SECRET_KEY = "v1:secret"
+"""In a shared store; the only key outside any scope."""
+
+
+def is_shared(url: str) -> bool:
+    """Whether the processes of several machines can share this store."""
+    return is_redis(url)
 
 
 def store_path(url: str) -> Path | None:
-    """The file of an embedded store, None for one in memory. `sqlite:///~/…` starts at the home directory.
+    """The file of an embedded store, None where there is none. `sqlite:///~/…` starts at the home directory.
 
     Raises:
         ConfigError: This version has no such store.
     """
     scheme, separator, rest = url.partition("://")
-    if separator and scheme == "memory" and rest in {"", "/"}:
+    if is_shared(url) or (separator and scheme == "memory" and rest in {"", "/"}):
         return None
     if not separator or scheme != "sqlite":
         # Of the URL only the scheme is shown: what follows may hold a password.
         name = f"'{scheme}://'" if separator else "a URL without '://'"
-        raise ConfigError(f"store.url: no store for {name}; this version has sqlite:/// and memory://")
+        raise ConfigError(f"store.url: no store for {name}; there are sqlite:///, redis:// and memory://")
     if not rest.startswith("/") or rest in {"/", "/:memory:"} or rest.endswith("/"):
         raise ConfigError(
             "store.url: name a file, as in sqlite:///relative.db, sqlite:////absolute.db or sqlite:///~/state.db"
@@ -43,6 +58,8 @@ def open_store(url: str) -> Store:
     Raises:
         ConfigError: This version has no such store.
     """
+    if is_shared(url):
+        return RedisStore(parse(url))
     path = store_path(url)
     return MemoryStore() if path is None else SqliteStore(path)
 
@@ -57,7 +74,8 @@ def installation_secret(url: str, report: Callable[[StoreUnavailable], None]) ->
     """The installation's secret, 32 bytes, made by whichever process asks first.
 
     Where it can be neither read nor made it is random and lives as long as the process, like one for a store
-    in memory, and `report` is told. Does blocking I/O; meant for start-up.
+    in memory, and `report` is told; so it is for a shared store until `shared_secret` answers. Does blocking
+    I/O; meant for start-up.
     """
     path = secret_path(url)
     if path is None:
@@ -71,6 +89,20 @@ def installation_secret(url: str, report: Callable[[StoreUnavailable], None]) ->
     except ValueError:
         report(StoreUnavailable("secret-unavailable", "the secret's file is damaged"))
     return secrets.token_bytes(SECRET_BYTES)
+
+
+async def shared_secret(store: Store, ours: bytes) -> bytes:
+    """The secret of all who share `store`: the first that one of them offered, such as `ours`.
+
+    Offering it again does no harm, and puts it back where the store has lost it.
+
+    Raises:
+        StoreUnavailable: The store cannot be asked, or something else stands in the secret's place.
+    """
+    standing = await store.commit(Record(SECRET_KEY, ours, math.inf))
+    if standing is None or len(standing) != SECRET_BYTES:
+        raise StoreUnavailable("secret-unavailable", "the store holds something else in its place")
+    return standing
 
 
 def _parsed(text: str) -> bytes:

@@ -1,0 +1,129 @@
+"""What a Redis server does in one step. Every key that a script touches is one of its KEYS.
+
+A script that fails has written nothing: memory and the right to write are checked before its first write,
+and nothing after that depends on what type a key has.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script in Lua, and the digest that a server knows it by."""
+
+    text: str
+    digest: str
+
+
+def _script(text: str) -> Script:
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+_TEXT_AT = """
+local function text_at(key)
+  if redis.call('TYPE', key).ok == 'string' then return redis.call('GET', key) end
+  return false
+end
+local function is_held(key, fence)
+  local there = text_at(key)
+  return there and string.match(there, '^%d+') == fence
+end
+local function prolong(key, ttl)
+  if redis.call('PTTL', key) < tonumber(ttl) then redis.call('PEXPIRE', key, ttl) end
+end
+"""
+
+# KEYS: the claim's lease, the scope's list of keys, then the items, the claim first.
+# ARGV: whether the first item is a claim; the lease's fence or nothing; ttl of the list of keys, 0 for none;
+#   then for each item how many lines to keep (0: a record), its ttl (0: for ever), and its value.
+# Gives 1 when everything was written, the value that took the claim, or nothing when the lease is lost.
+WRITE = _script(
+    _TEXT_AT
+    + """
+if ARGV[1] == '1' then
+  local standing = text_at(KEYS[3])
+  if standing then return standing end
+  if ARGV[2] ~= '' and not is_held(KEYS[1], ARGV[2]) then return false end
+end
+for i = 3, #KEYS do
+  local at = 3 * i - 5
+  local keep, ttl, value = tonumber(ARGV[at]), ARGV[at + 1], ARGV[at + 2]
+  if keep == 0 and ttl == '0' then
+    redis.call('SET', KEYS[i], value)
+  elseif keep == 0 then
+    redis.call('SET', KEYS[i], value, 'PX', ttl)
+  else
+    local kind = redis.call('TYPE', KEYS[i]).ok
+    if kind ~= 'list' and kind ~= 'none' then redis.call('DEL', KEYS[i]) end
+    redis.call('RPUSH', KEYS[i], value)
+    redis.call('LTRIM', KEYS[i], -keep, -1)
+    redis.call('PEXPIRE', KEYS[i], ttl)
+  end
+  if ARGV[3] ~= '0' then redis.call('SADD', KEYS[2], KEYS[i]) end
+end
+if ARGV[3] ~= '0' then prolong(KEYS[2], ARGV[3]) end
+return 1
+"""
+)
+
+# KEYS: the lease, its counter. ARGV: ttl, a token of the one who asks, ttl of the counter.
+# A fence is at least the server's time in microseconds, so that it rises even where the counter was lost. The
+# token lets the same call be made twice, when its first answer was lost with the connection.
+ACQUIRE = _script(
+    _TEXT_AT
+    + """
+local there = text_at(KEYS[1])
+if there then
+  local fence, token = string.match(there, '^(%d+):(.*)$')
+  if token == ARGV[2] then return fence end
+  return false
+end
+local time = redis.call('TIME')
+local fence = math.max(time[1] * 1000000 + time[2], tonumber(text_at(KEYS[2]) or '0') + 1)
+local text = string.format('%.0f', fence)
+redis.call('SET', KEYS[1], text .. ':' .. ARGV[2], 'PX', ARGV[1])
+redis.call('SET', KEYS[2], text, 'PX', ARGV[3])
+return text
+"""
+)
+
+# KEYS: the lease. ARGV: its fence, the new ttl.
+RENEW = _script(
+    _TEXT_AT
+    + """
+if not is_held(KEYS[1], ARGV[1]) then return 0 end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+"""
+)
+
+# KEYS: the lease. ARGV: its fence.
+RELEASE = _script(
+    _TEXT_AT
+    + """
+if not is_held(KEYS[1], ARGV[1]) then return 0 end
+return redis.call('DEL', KEYS[1])
+"""
+)
+
+# KEYS: the scopes of a tenant by the time of their last write. ARGV: a scope, its ttl, how many may be there,
+#   how many leave at once. Gives those that leave, the oldest first.
+COUNT = _script(
+    _TEXT_AT
+    + """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local kind = redis.call('TYPE', KEYS[1]).ok
+if kind ~= 'zset' and kind ~= 'none' then redis.call('DEL', KEYS[1]) end
+redis.call('ZADD', KEYS[1], now, ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
+prolong(KEYS[1], ARGV[2])
+local over = math.min(redis.call('ZCARD', KEYS[1]) - ARGV[3], tonumber(ARGV[4]))
+local leaving = {}
+if over > 0 then
+  local popped = redis.call('ZPOPMIN', KEYS[1], over)
+  for i = 1, #popped, 2 do leaving[#leaving + 1] = popped[i] end
+end
+return leaving
+"""
+)
