@@ -13,7 +13,9 @@ import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 SERVING_STARTED = "serving.started"
+SERVING_STOPPING = "serving.stopping"
 SERVING_STOPPED = "serving.stopped"
+WORKER_ENDED = "worker.ended"
 COMPACTION_STARTED = "compaction.started"
 COMPACTION_FINISHED = "compaction.finished"
 COMPACTION_FAILED = "compaction.failed"

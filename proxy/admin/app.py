@@ -1,7 +1,7 @@
 """Our own paths: health, and an answer in OpenAI's shape for everything else below them."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -46,8 +46,10 @@ def _health(readiness: Callable[[], Readiness]) -> APIRouter:
     async def alive() -> dict[str, str]:
         return {"status": "ok", "version": readiness().version}
 
-    async def ready() -> JSONResponse:
+    async def ready(request: Request) -> JSONResponse:
         now = readiness()
+        if getattr(request.state, "stopping", False):  # the server was told to end, and says so in the scope
+            return JSONResponse({"status": "stopping", **asdict(replace(now, ready=False))}, 503)
         status = {"status": "ok" if now.ready else "unready", **asdict(now)}
         return JSONResponse(status, 200 if now.ready else 503)
 

@@ -59,6 +59,7 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
     upstream: Annotated[str | None, typer.Option(help="Base URL of the provider.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that share the port.")] = None,
 ) -> None:
     """Run the proxy until it is told to end."""
     from proxy.cli.foreground import run_proxy
@@ -68,6 +69,7 @@ def serve(
         Setting("--host", ("server", "host"), host),
         Setting("--port", ("server", "port"), port),
         Setting("--upstream", ("upstream", "base_url"), upstream),
+        Setting("--workers", ("server", "workers"), workers),
     )
     loaded = _loaded(config, [option for option in given if option.value is not None])
     try:

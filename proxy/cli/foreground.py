@@ -1,16 +1,24 @@
 """`serve`: builds the proxy, runs it in the foreground, and says how to reach it."""
 
 import asyncio
-from collections.abc import Iterator
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
 
 from proxy import logs, serving
-from proxy.app import create_app
+from proxy.config.checks import is_loopback
 from proxy.config.model import Config, for_model
+from proxy.config.sections import ServerSection
 from proxy.core.budget import budget
 from proxy.core.trigger import mark
 from proxy.policies import policy_for
 
 DEFAULT_WINDOW_TOKENS = 128_000
+# How long load balancers need to see that we are ending, in seconds. Nobody waits for that on loopback.
+ACCEPT_GRACE_S = 5
+# The process ends this long after the server, in seconds, even if a thread hangs (a name look-up, a disk).
+EXIT_S = 2.0
 
 
 def _trigger(config: Config) -> str:
@@ -37,28 +45,96 @@ def banner(config: Config, url: str) -> Iterator[str]:
         yield f"  strategy  {compaction.strategy}, {_trigger(config)}{shadow}"
     if config.models:
         yield f"  models    {', '.join(config.models)} have settings of their own"
+    if config.server.workers > 1:
+        yield f"  workers   {config.server.workers}"
     yield f"  client    export OPENAI_BASE_URL={url}/v1"
 
 
+def patience(server: ServerSection) -> serving.Patience:
+    """How long a server of this configuration waits when it is told to end."""
+    grace_s = server.accept_grace_s
+    if grace_s is None:
+        grace_s = 0 if is_loopback(server.host) else ACCEPT_GRACE_S
+    return serving.Patience(grace_s, server.drain_s)
+
+
+def announce(config: Config, url: str) -> None:
+    """Say that requests are accepted: to whoever looks on, and in the log."""
+    print("\n".join(banner(config, url)), flush=True)
+    logs.logger(__name__).info(logs.SERVING_STARTED, url=url, upstream=config.upstream.base_url)
+
+
+def _exit_soon() -> None:
+    """End the process with 0 if it has not ended by itself soon; standard threads are joined without end."""
+    timer = threading.Timer(EXIT_S, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
+
+
+def serve_on(
+    bind: Callable[[], socket.socket],
+    config: Config,
+    started: Callable[[socket.socket], None],
+    *,
+    worker: int | None = None,
+    obey: Callable[[serving.Foreground], None] | None = None,
+) -> None:
+    """Run the proxy in this process until it is told to end.
+
+    Args:
+        bind: Gives the listening socket, once the application is built.
+        config: The configuration.
+        started: Called with the socket once requests are accepted.
+        worker: Number of the worker that this process is; None if it is the only one.
+        obey: Given the server, so that it can be told to end by something else than signals.
+
+    Raises:
+        ConfigError: The address cannot be listened on, or the application refuses the configuration.
+        ProxyError: The application did not start.
+    """
+    from proxy.app import create_app  # the parent of workers has no use for it
+
+    log = logs.logger(__name__)
+    named = {} if worker is None else {"worker": worker}
+    waits = patience(config.server)
+
+    def told(requests: int) -> None:
+        log.info(
+            logs.SERVING_STOPPING,
+            requests=requests,
+            accept_grace_s=waits.accept_s,
+            drain_s=waits.drain_s,
+            **named,
+        )
+
+    running = serving.server(create_app(config), waits, told, insistent=worker is None)
+    if obey is not None:
+        obey(running)
+    bound = bind()
+    with asyncio.Runner(loop_factory=running.config.get_loop_factory()) as runner:
+        runner.run(serving.run(running, bound, lambda: started(bound)))
+        ending = running.ending
+        counts = {"finished": ending.finished, "dropped": ending.dropped, "cut": ending.cut}
+        log.info(logs.SERVING_STOPPED, **counts, **named)
+        _exit_soon()
+
+
 def run_proxy(config: Config) -> None:
-    """Run until SIGINT or SIGTERM.
+    """Run until SIGINT or SIGTERM, in as many processes as are configured.
 
     Raises:
         ConfigError: The address cannot be listened on, or the application refuses the configuration.
         ProxyError: The application did not start.
     """
     logs.configure(config.observability.log_format)
-    log = logs.logger(__name__)
-    running = serving.server(create_app(config))
-    bound = serving.listen(config.server.host, config.server.port)
-    url = serving.base_url(bound)
+    server = config.server
+    if server.workers > 1:
+        from proxy.cli.workers import run_workers
 
-    def started() -> None:
-        print("\n".join(banner(config, url)), flush=True)
-        log.info(logs.SERVING_STARTED, url=url, upstream=config.upstream.base_url)
-
-    with asyncio.Runner(loop_factory=running.config.get_loop_factory()) as runner:
-        try:
-            runner.run(serving.run(running, bound, started))
-        finally:
-            log.info(logs.SERVING_STOPPED)
+        run_workers(config, lambda url: announce(config, url))
+        return
+    serve_on(
+        lambda: serving.listen(server.host, server.port),
+        config,
+        lambda bound: announce(config, serving.base_url(bound)),
+    )

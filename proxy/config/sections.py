@@ -50,8 +50,12 @@ class ServerSection(BaseModel):
     """Key of the digests that separate tenants; empty: made once and kept beside the store."""
     client_keys: Annotated[tuple[SecretStr, ...], Only(())] = ()
     """Keys that clients must show us; empty: none."""
-    workers: Annotated[Positive, Only(1)] = 1
-    """Processes."""
+    workers: Annotated[Positive, Field(le=64)] = 1
+    """Processes that share the port, 1 to 64; several need a store that they can share."""
+    accept_grace_s: Number | None = None
+    """Told to end, seconds in which requests are still accepted, unready; null: 5, on loopback 0."""
+    drain_s: Seconds = 120
+    """Longest time, in seconds, that requests under way get after that; what is left is cut."""
     max_body_bytes: Positive = 67_108_864
     """Largest body, in bytes, of a request on a compacted path; a larger one is answered with 413."""
 

@@ -71,12 +71,12 @@ def test_it_is_ready_and_health_says_so(tmp_path: Path) -> None:
     assert (health.returncode, health.stdout) == (0, f"{url}: ready\n")
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
-def test_a_signal_ends_it_without_a_traceback(sent: signal.Signals, code: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_without_a_traceback(sent: signal.Signals, tmp_path: Path) -> None:
     with serving(tmp_path, COMPACTION_PROXY__STORE__URL="memory://") as (process, _):
         process.send_signal(sent)
         _, errors = process.communicate(timeout=30)
-    assert process.returncode == code
+    assert process.returncode == 0
     assert "Traceback" not in errors
 
 

@@ -243,7 +243,6 @@ def test_variables_expand_in_strings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "place", "working"),
     [
-        ("server: {workers: 2}", "server.workers", "1"),
         ("server: {client_keys: [a]}", "server.client_keys", "an empty list"),
         ("upstream: {engine: native}", "upstream.engine", '"aiohttp"'),
         ("upstream: {stream_usage: inject}", "upstream.stream_usage", '"observe"'),

@@ -1,21 +1,23 @@
-"""Runs an ASGI application on a real socket.
-
-`serve` runs it in the foreground; the demo and tests run it in the middle of something else.
-"""
+"""Listening sockets, and applications run on them."""
 
 import asyncio
 import contextlib
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import uvicorn
 
 from proxy.errors import ConfigError, ProxyError
+from proxy.serving.graceful import Foreground, Patience
 
 BACKLOG = 2_048
 POLL_S = 0.005
+KEEP_ALIVE_S = 75
+# Whether the kernel spreads connections over sockets that share a port. Others give all to one of them.
+PORT_IS_SPREAD = sys.platform == "linux"
 
 Application = Callable[..., Any]
 
@@ -29,7 +31,7 @@ class _Embedded(uvicorn.Server):
         yield
 
 
-def _settings(app: Application, keep_alive_s: int, grace_s: int) -> uvicorn.Config:
+def _settings(app: Application, grace_s: int | None = None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="auto",  # uvloop where it is installed
@@ -43,24 +45,33 @@ def _settings(app: Application, keep_alive_s: int, grace_s: int) -> uvicorn.Conf
         date_header=True,  # ours: the upstream's is not relayed
         proxy_headers=False,
         backlog=BACKLOG,
-        timeout_keep_alive=keep_alive_s,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=grace_s,
     )
 
 
-def server(app: Application, *, keep_alive_s: int = 75, grace_s: int = 30) -> uvicorn.Server:
+def server(
+    app: Application, patience: Patience, told: Callable[[int], None], *, insistent: bool = True
+) -> Foreground:
     """A server for the foreground, which ends on SIGINT and SIGTERM.
 
     Args:
         app: An ASGI application with a lifespan.
-        keep_alive_s: Seconds after which an idle connection is closed.
-        grace_s: Seconds that running answers get to finish when the server ends.
+        patience: How long it waits for requests when it ends.
+        told: Called when it begins to end, with the number of requests under way.
+        insistent: Whether a second signal ends it at once.
     """
-    return uvicorn.Server(_settings(app, keep_alive_s, grace_s))
+    return Foreground(_settings(app), patience, told, insistent=insistent)
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, *, spread: bool = False) -> socket.socket:
     """A listening socket; port 0 takes a free one.
+
+    Args:
+        host: Address or name; empty: every address of this machine.
+        port: TCP port.
+        spread: Share the port with other such sockets; the kernel spreads connections over them. Only where
+            `PORT_IS_SPREAD`.
 
     Raises:
         ConfigError: The address cannot be listened on.
@@ -68,7 +79,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
-        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG, reuse_port=spread)
     except OSError as error:
         # Python adds the address to the system's words; the name service has negative numbers of its own.
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
@@ -116,7 +127,7 @@ async def served(app: Application, host: str = "127.0.0.1", port: int = 0) -> As
         ProxyError: The application's lifespan failed to start.
     """
     bound = listen(host, port)
-    running = _Embedded(_settings(app, keep_alive_s=75, grace_s=1))
+    running = _Embedded(_settings(app, grace_s=1))
     ready = asyncio.Event()
     serving = asyncio.create_task(run(running, bound, ready.set))
     waiting = asyncio.create_task(ready.wait())

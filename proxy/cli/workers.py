@@ -1,0 +1,277 @@
+"""`serve --workers N`: proxies on one port, and their parent, who replaces one that dies and ends with them.
+
+On Linux each worker has a listening socket of its own, made and held by the parent: the kernel spreads
+connections evenly, and those that wait for a worker which has just died are taken by the one that follows
+it. Elsewhere all share one socket. Parent and workers talk over a pipe: signals may reach both of them (a
+terminal, a service manager), and a worker whose parent is gone sees the pipe end.
+"""
+
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from socket import socket
+from types import FrameType
+
+from proxy import logs, serving
+from proxy.cli.foreground import patience, serve_on
+from proxy.config.model import Config
+from proxy.errors import ConfigError, ProxyError
+
+MEMORY = "memory://"
+# A worker that dies is replaced after this long, in seconds; twice as long each time it dies again.
+PAUSE_S = 0.1
+MAX_PAUSE_S = 10.0
+# One that lived as long as this, in seconds, was sound.
+SOUND_S = 60.0
+# Workers get this long, in seconds, beyond their own time to end; then they are killed.
+LATE_S = 10.0
+HURRIED_S = 3.0
+
+STARTED, STOP, STOP_NOW = b"", b"stop", b"now"
+
+_spawn = get_context("spawn")
+
+
+def _obey(orders: Connection, running: serving.Foreground) -> None:
+    """Do what the parent says; end when it is gone."""
+    with suppress(EOFError, OSError):
+        while True:
+            running.stop(now=orders.recv_bytes() == STOP_NOW)
+    running.stop()
+
+
+def work(config: Config, bound: socket, parent: Connection, number: int) -> None:
+    """Be a worker: the main function of its process. Ends with 0, or 1 if the proxy did not start."""
+    logs.configure(config.observability.log_format)
+
+    def obey(running: serving.Foreground) -> None:
+        threading.Thread(target=_obey, args=(parent, running), daemon=True).start()
+
+    try:
+        serve_on(lambda: bound, config, lambda _: parent.send_bytes(STARTED), worker=number, obey=obey)
+    except ConfigError as error:
+        parent.send_bytes(str(error).encode())
+        sys.exit(1)
+    except ProxyError:
+        sys.exit(1)
+
+
+@dataclass(slots=True)
+class _Worker:
+    """One place among the workers, and the process that fills it.
+
+    Attributes:
+        number: From 1.
+        bound: Its listening socket; None while nobody can be expected to accept from it.
+        process: None while it waits to be replaced, or has ended for good.
+        pipe: To the process; None if that has closed its end.
+        up: Whether the process accepts requests.
+        refusal: Why the process refuses the configuration; empty if it does not.
+        born: When the process was started, in monotonic seconds.
+        deaths: How often it died in a row without having been sound.
+        due: When it is to be replaced, in monotonic seconds; None: not.
+    """
+
+    number: int
+    bound: socket | None = None
+    process: SpawnProcess | None = None
+    pipe: Connection | None = None
+    up: bool = False
+    refusal: str = ""
+    born: float = 0.0
+    deaths: int = 0
+    due: float | None = None
+
+    def tell(self, order: bytes) -> None:
+        """Send an order; a worker that is gone needs none."""
+        if self.pipe is not None:
+            with suppress(OSError):
+                self.pipe.send_bytes(order)
+
+    def listen(self) -> None:
+        """Take in what the process says."""
+        try:
+            while self.pipe is not None and self.pipe.poll():
+                said = self.pipe.recv_bytes()
+                self.up = self.up or said == STARTED
+                self.refusal = said.decode()
+        except (EOFError, OSError):
+            self.close()
+
+    def close(self) -> None:
+        """Hang up."""
+        if self.pipe is not None:
+            self.pipe.close()
+        self.pipe = None
+
+
+def _listeners(host: str, port: int, count: int) -> list[socket]:
+    """Listening sockets on one port: one for each worker, or the same for all."""
+    first = serving.listen(host, port)  # without sharing: another proxy on this port is an error
+    if not serving.PORT_IS_SPREAD:
+        return [first] * count
+    port = first.getsockname()[1]
+    first.close()
+    return [serving.listen(host, port, spread=True) for _ in range(count)]
+
+
+@dataclass(slots=True)
+class _Parent:
+    """Starts workers, replaces them, and ends with them.
+
+    Attributes:
+        config: The configuration.
+        port: The port that the workers share.
+        workers: A place for each.
+        failure: Why no worker can be started.
+        started: Whether all have been up at one time.
+        end_by: Told to end, when workers are killed, in monotonic seconds; None: not told.
+    """
+
+    config: Config
+    port: int
+    workers: list[_Worker]
+    failure: ProxyError | None = None
+    started: bool = False
+    end_by: float | None = None
+    signals: tuple[Connection, Connection] = field(default_factory=lambda: _spawn.Pipe(duplex=False))
+
+    def run(self, started: Callable[[], None]) -> None:
+        """Run until told to end and all have ended; `started` is called when all are up."""
+        while self._lives():
+            self._replace()
+            ready = wait(self._watched(), self._timeout_s())
+            if self.signals[0] in ready:
+                self.signals[0].recv_bytes()
+                self.stop(now=self.end_by is not None)
+            for worker in self.workers:
+                worker.listen()
+                if worker.process is not None and worker.process.sentinel in ready:
+                    self._ended(worker, worker.process)
+            if not self.started and all(worker.up for worker in self.workers):
+                self.started = True
+                started()
+            self._kill_late()
+        if self.failure is not None:
+            raise self.failure
+
+    def stop(self, *, now: bool = False) -> None:
+        """Tell all workers to end; with `now`, at once."""
+        waits = patience(self.config.server)
+        if self.end_by is None:
+            running = sum(worker.process is not None for worker in self.workers)
+            logs.logger(__name__).info(logs.SERVING_STOPPING, workers=running)
+        self.end_by = time.monotonic() + (HURRIED_S if now else waits.accept_s + waits.drain_s + LATE_S)
+        for worker in self.workers:
+            worker.tell(STOP_NOW if now else STOP)
+            worker.due = None
+            if worker.bound is not None:
+                worker.bound.close()  # the workers decide how long the port stays open
+
+    def signalled(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's
+        """Wake `run` up, wherever it is."""
+        self.signals[1].send_bytes(b"!")
+
+    def _lives(self) -> bool:
+        return any(worker.process is not None or worker.due is not None for worker in self.workers)
+
+    def _watched(self) -> list[Connection | int]:
+        pipes = [worker.pipe for worker in self.workers if worker.pipe is not None]
+        sentinels = [worker.process.sentinel for worker in self.workers if worker.process is not None]
+        return [self.signals[0], *pipes, *sentinels]
+
+    def _timeout_s(self) -> float | None:
+        times = [worker.due for worker in self.workers if worker.due is not None]
+        times += [] if self.end_by is None else [self.end_by]
+        return max(min(times) - time.monotonic(), 0.0) if times else None
+
+    def _replace(self) -> None:
+        for worker in self.workers:
+            if worker.due is not None and worker.due <= time.monotonic():
+                self._start(worker)
+
+    def _start(self, worker: _Worker) -> None:
+        if worker.bound is None:
+            try:
+                worker.bound = serving.listen(self.config.server.host, self.port, spread=True)
+            except ConfigError:  # no worker was left, and somebody else took the port
+                worker.due = time.monotonic() + MAX_PAUSE_S
+                return
+        worker.pipe, theirs = _spawn.Pipe()
+        worker.process = _spawn.Process(
+            target=work, args=(self.config, worker.bound, theirs, worker.number), daemon=True
+        )
+        worker.up, worker.refusal, worker.due, worker.born = False, "", None, time.monotonic()
+        # A process inherits that SIGINT is ignored, and keeps to it until it has a handler of its own.
+        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        worker.process.start()
+        signal.signal(signal.SIGINT, previous)
+        theirs.close()
+
+    def _ended(self, worker: _Worker, process: SpawnProcess) -> None:
+        process.join()
+        worker.close()
+        worker.process = None
+        if self.end_by is None and not self.started:
+            text = "a worker did not start; the log says why"
+            self.failure = ConfigError(worker.refusal) if worker.refusal else ProxyError(text)
+            self.stop(now=True)
+        elif self.end_by is None:
+            self._mourn(worker)
+        if self.end_by is None or process.exitcode:
+            again = None if worker.due is None else round(worker.due - time.monotonic(), 1)
+            level = logging.WARNING if process.exitcode else logging.INFO
+            fields = {"worker": worker.number, "pid": process.pid, "code": process.exitcode}
+            logs.logger(__name__).log(level, logs.WORKER_ENDED, **fields, again_in_s=again)
+
+    def _mourn(self, worker: _Worker) -> None:
+        """Decide when a worker is replaced."""
+        sound = worker.up and time.monotonic() - worker.born >= SOUND_S
+        worker.deaths = 0 if sound else worker.deaths + 1
+        worker.due = time.monotonic() + min(PAUSE_S * 2 ** max(worker.deaths - 1, 0), MAX_PAUSE_S)
+        if not worker.up and serving.PORT_IS_SPREAD and worker.bound is not None:
+            worker.bound.close()  # connections go to the others until there is a worker for them
+            worker.bound = None
+
+    def _kill_late(self) -> None:
+        if self.end_by is not None and time.monotonic() >= self.end_by:
+            for worker in self.workers:
+                if worker.process is not None:
+                    worker.process.kill()
+
+
+def run_workers(config: Config, started: Callable[[str], None]) -> None:
+    """Run several proxies on one port until SIGINT or SIGTERM.
+
+    Args:
+        config: The configuration.
+        started: Called with the URL once all of them accept requests.
+
+    Raises:
+        ConfigError: The address cannot be listened on, or the configuration is refused.
+        ProxyError: A worker did not start.
+    """
+    server = config.server
+    if config.store.url == MEMORY:
+        raise ConfigError("server.workers: several workers need a store that they can share, not memory://")
+    bound = _listeners(server.host, server.port, server.workers)
+    due = time.monotonic()
+    workers = [_Worker(number, held, due=due) for number, held in enumerate(bound, 1)]
+    url = serving.base_url(bound[0])
+    parent = _Parent(config, bound[0].getsockname()[1], workers)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, parent.signalled)
+    try:
+        parent.run(lambda: started(url))
+    finally:
+        for worker in workers:
+            worker.close()  # those still there end by themselves
+    logs.logger(__name__).info(logs.SERVING_STOPPED, workers=server.workers)

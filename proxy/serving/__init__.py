@@ -1,0 +1,20 @@
+"""Runs an ASGI application on a real socket.
+
+`serve` runs it in the foreground, where it ends without cutting anybody's answer; the demo and tests run it
+in the middle of something else.
+"""
+
+from proxy.serving.graceful import Ending, Foreground, Patience
+from proxy.serving.running import PORT_IS_SPREAD, base_url, listen, run, served, server
+
+__all__ = [
+    "PORT_IS_SPREAD",
+    "Ending",
+    "Foreground",
+    "Patience",
+    "base_url",
+    "listen",
+    "run",
+    "served",
+    "server",
+]

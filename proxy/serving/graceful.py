@@ -1,0 +1,178 @@
+"""A server that ends without cutting an answer, and that nobody can keep from ending."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+TICK_S = 0.1
+# Told to end, a request whose head or body is still on its way gets this long, in seconds.
+ARRIVAL_S = 0.5
+# What a request does when its client has the answer gets this long, in seconds.
+SETTLE_S = 1.0
+# The application's own closing gets this long, in seconds, and less if the end is insisted on.
+CLOSE_S = 5.0
+HURRIED_CLOSE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a server that was told to end waits.
+
+    Attributes:
+        accept_s: Seconds in which it still accepts requests, while it already says that it is ending.
+        drain_s: Seconds that requests under way get after that.
+    """
+
+    accept_s: float = 0.0
+    drain_s: float = 120.0
+
+
+@dataclass(slots=True)
+class Ending:
+    """What came of requests and connections once the server was told to end.
+
+    Attributes:
+        finished: Requests answered to their end.
+        dropped: Connections closed on which no complete request had come, idle ones among them.
+        cut: Connections closed in the middle of an answer, or before it.
+    """
+
+    finished: int = 0
+    dropped: int = 0
+    cut: int = 0
+
+
+def _cycle(connection: HttpToolsProtocol) -> RequestResponseCycle | None:
+    """The newest request on a connection, from the end of its head on."""
+    return connection.cycle
+
+
+def _is_under_way(connection: HttpToolsProtocol) -> bool:
+    """Whether a whole request has come on a connection, whose answer has not reached its end."""
+    cycle = _cycle(connection)
+    if cycle is None or cycle.response_complete:
+        return False
+    return cycle.response_started or not cycle.more_body or bool(connection.pipeline)
+
+
+class Foreground(uvicorn.Server):
+    """A server that ends without cutting an answer, and that nobody can keep from ending.
+
+    Told to end, it first goes on for a while: every new request finds `stopping` in the state of its scope,
+    so that health checks can say no, and its answer says `connection: close`. Then it stops listening, drops
+    connections that never sent a whole request, waits for the answers under way, and lets the application
+    close. uvicorn by itself would wait for half a request for ever, or end every answer with an error.
+
+    Args:
+        config: uvicorn's.
+        patience: How long it waits.
+        told: Called when it begins to end, with the number of requests under way.
+        insistent: Whether a second signal means that it must end at once.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, patience: Patience, told: Callable[[int], None], *, insistent: bool
+    ) -> None:
+        super().__init__(config)
+        self._patience = patience
+        self._told = told
+        self._insistent = insistent
+        self._answered_before = 0
+        self.ending = Ending()
+
+    def stop(self, *, now: bool = False) -> None:
+        """Begin to end; with `now`, wait for nobody. May be called from any thread."""
+        self.should_exit = True
+        self.force_exit = self.force_exit or now
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's
+        """A signal has come."""
+        self.stop(now=self._insistent and self.should_exit)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take SIGINT and SIGTERM, for good: none may kill the process while it closes."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.handle_exit)
+        yield
+
+    async def main_loop(self) -> None:
+        """Serve until told to end, and then as long as requests are still accepted."""
+        await super().main_loop()
+        self.lifespan.state["stopping"] = True
+        self.config.encoded_headers.append((b"connection", b"close"))
+        self._answered_before = self.server_state.total_requests
+        self._told(sum(map(_is_under_way, self._connections())))
+        ticks = 0
+        while ticks * TICK_S < self._patience.accept_s and not self.force_exit:
+            await self.on_tick(ticks)
+            await asyncio.sleep(TICK_S)
+            ticks += 1
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, wait for the answers under way, cut what is left, and close the application."""
+        for server in self.servers:
+            server.close()
+        for bound in sockets or []:
+            bound.close()
+        await self._drain()
+        for connection in self._connections():
+            self.ending.cut += 1
+            connection.transport.abort()
+        self.ending.finished = self.server_state.total_requests - self._answered_before
+        await self._settle()
+        await self._close()
+
+    def _connections(self) -> list[HttpToolsProtocol]:
+        return [held for held in self.server_state.connections if isinstance(held, HttpToolsProtocol)]
+
+    async def _drain(self) -> None:
+        """Wait for the answers under way, and drop connections that nobody needs."""
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        while self._connections() and not self.force_exit and clock() - begun < self._patience.drain_s:
+            for connection in self._connections():
+                self._see_off(connection, late=clock() - begun >= ARRIVAL_S)
+            await asyncio.sleep(TICK_S)
+
+    def _see_off(self, connection: HttpToolsProtocol, *, late: bool) -> None:
+        """Let a connection end with its answer, or now if there is nothing to wait for.
+
+        Args:
+            connection: What is still open.
+            late: Whether a request that is not whole yet has had its time.
+        """
+        cycle = _cycle(connection)
+        if connection.transport.is_closing():
+            return
+        if _is_under_way(connection):
+            connection.cycle.keep_alive = False
+        elif late or (cycle is not None and cycle.response_complete):
+            self.ending.dropped += 1
+            connection.transport.close()
+
+    async def _settle(self) -> None:
+        """Wait for what requests do when their clients have left or have the answer."""
+        for limit_s in (SETTLE_S, TICK_S):
+            tasks = set(self.server_state.tasks)
+            if not tasks:
+                return
+            _, late = await asyncio.wait(tasks, timeout=limit_s)
+            for task in late:
+                task.cancel()
+
+    async def _close(self) -> None:
+        """Let the application close what it has opened; it cannot keep the process for ever."""
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        closing = asyncio.create_task(self.lifespan.shutdown())
+        while clock() - begun < (HURRIED_CLOSE_S if self.force_exit else CLOSE_S) and not closing.done():
+            await asyncio.wait({closing}, timeout=TICK_S)
+        closing.cancel()
