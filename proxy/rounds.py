@@ -12,10 +12,10 @@ from typing import Any
 
 import structlog
 
-from proxy.core.checkpoint import Checkpoint, covered_results, exact_digest, from_fields, to_fields
+from proxy.core.checkpoint import Checkpoint, covered_results, exact_digest, from_fields, stands, to_fields
 from proxy.core.digest import message_id
 from proxy.core.keys import hash_tag, rounds_key
-from proxy.core.message import Message
+from proxy.core.message import Message, Span
 from proxy.core.render import stand_in_text
 from proxy.core.summary import task_of
 from proxy.dialects.chat_message import compose, message
@@ -33,6 +33,14 @@ MAX_RESTING = 10_000
 KEPT_EVENTS = 200
 
 _log = structlog.get_logger()
+
+# What requests must have in common to share a round. A store key alone does not say enough: it is made of an
+# outline, in which the text of tool results does not count.
+_Work = tuple[str, bytes, tuple[Span, ...]]
+
+
+def _work(job: Job) -> _Work:
+    return job.key, exact_digest(job.messages[: job.plan.length]), job.plan.spans
 
 
 class Rounds:
@@ -60,8 +68,8 @@ class Rounds:
         self._reading = reading
         self._clock = clock
         self._now = now
-        self._running: dict[str, asyncio.Task[Checkpoint]] = {}
-        self._waiting: dict[str, int] = {}
+        self._running: dict[_Work, asyncio.Task[Checkpoint]] = {}
+        self._waiting: dict[_Work, int] = {}
         self._resting: dict[str, tuple[float, str]] = {}
 
     async def make(self, job: Job, wait_s: float, *, finish: bool) -> Checkpoint:
@@ -76,23 +84,22 @@ class Rounds:
             SummaryFailed: No round; the reason says why.
         """
         self._refuse_resting(job)
-        task = self._running.get(job.key) or self._start(job)
-        self._waiting[job.key] = self._waiting.get(job.key, 0) + 1
+        work = _work(job)
+        task = self._running.get(work) or self._start(job, work)
+        self._waiting[work] = self._waiting.get(work, 0) + 1
         try:
             done, _ = await asyncio.wait({task}, timeout=wait_s)
         except asyncio.CancelledError:
-            if not finish and self._waiting[job.key] == 1:
+            if not finish and self._waiting[work] == 1:
                 task.cancel()
             raise
         finally:
-            self._waiting[job.key] -= 1
-            if not self._waiting[job.key]:
-                del self._waiting[job.key]
+            self._waiting[work] -= 1
+            if not self._waiting[work]:
+                del self._waiting[work]
         if not done:
             raise SummaryFailed("deadline")
-        if task.cancelled():
-            raise SummaryFailed("cancelled")
-        return task.result()
+        return _result(task)
 
     async def close(self) -> None:
         """End what is under way."""
@@ -101,12 +108,12 @@ class Rounds:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _start(self, job: Job) -> asyncio.Task[Checkpoint]:
+    def _start(self, job: Job, work: _Work) -> asyncio.Task[Checkpoint]:
         task = asyncio.create_task(self._make(job))
-        self._running[job.key] = task
+        self._running[work] = task
 
         def ended(task: asyncio.Task[Checkpoint]) -> None:
-            del self._running[job.key]
+            del self._running[work]
             failed = None if task.cancelled() else task.exception()
             if failed is not None:
                 self._rest(job, failed)
@@ -132,6 +139,7 @@ class Rounds:
             round=job.plan.round,
             reason=reason,
             error=type(failed).__name__,
+            exc_info=None if isinstance(failed, SummaryFailed) else failed,
         )
 
     async def _make(self, job: Job) -> Checkpoint:
@@ -210,5 +218,27 @@ class Rounds:
             "seconds": round(seconds, 3),
         }
         line = Line(rounds_key(job.tenant, job.prefixes[0]), event, job.ttl_s, KEPT_EVENTS)
-        fields = await self._records.save(job.key, to_fields(made), ttl_s=job.ttl_s, also=[line])
-        return from_fields(fields) or made
+        fields = to_fields(made)
+        there = from_fields(await self._records.save(job.key, fields, ttl_s=job.ttl_s, also=[line]))
+        if there is not None and stands(there, job.messages):
+            return there
+        # What stands there has the same outline but must not stand for these messages: the newer one wins.
+        await self._records.keep(job.key, fields, ttl_s=job.ttl_s)
+        await self._records.append(line.key, event, ttl_s=line.ttl_s, keep=line.keep)
+        return made
+
+
+def _result(task: asyncio.Task[Checkpoint]) -> Checkpoint:
+    """What a round that has ended gave; a fault of ours counts as no summary, so that the ladder goes on.
+
+    Raises:
+        SummaryFailed: There is none.
+    """
+    if task.cancelled():
+        raise SummaryFailed("cancelled")
+    failed = task.exception()
+    if failed is None:
+        return task.result()
+    if isinstance(failed, SummaryFailed):
+        raise failed
+    raise SummaryFailed("internal") from failed

@@ -46,7 +46,7 @@ class Summaries:
         default_factory=lambda: [SummaryAnswer("### Work\nAll done.")]
     )
     calls: list[SummaryCall] = field(default_factory=list)
-    hold: asyncio.Event | None = None
+    hold: asyncio.Event | asyncio.Barrier | None = None
 
     async def ask(self, call: SummaryCall) -> SummaryAnswer:
         self.calls.append(call)
@@ -215,6 +215,38 @@ async def test_requests_at_once_share_one_summary(bench: Bench) -> None:
     fits = await asyncio.gather(*running)
     assert len(bench.summaries.calls) == 1
     assert len({fit.raw for fit in fits}) == 1
+
+
+def other(messages: list[JsonObject]) -> list[JsonObject]:
+    """The same conversation with other tool results."""
+    results = {"content": "another line of code; " * 30}
+    return [{**each, **results} if each["role"] == "tool" else each for each in messages]
+
+
+async def test_other_tool_results_under_the_same_calls_never_get_the_summary(bench: Bench) -> None:
+    bench.summaries.answers = [SummaryAnswer("### Work\nFirst."), SummaryAnswer("### Work\nSecond.")]
+    await bench.fit(loop(60))
+    fit = await bench.fit(other(loop(60)))
+    assert (b"First." in fit.raw, b"Second." in fit.raw) == (False, True)
+    again = await bench.fit([*other(loop(60)), {"role": "assistant", "content": "Found it."}])
+    assert (again.report.status, len(bench.summaries.calls)) == (Status.REUSED, 2)
+
+
+async def test_requests_at_once_with_other_tool_results_share_no_summary(bench: Bench) -> None:
+    bench.summaries.answers = [SummaryAnswer("### Work\nFirst."), SummaryAnswer("### Work\nSecond.")]
+    bench.summaries.hold = asyncio.Barrier(2)
+    async with asyncio.timeout(5):
+        first, second = await asyncio.gather(bench.fit(loop(60)), bench.fit(other(loop(60))))
+    told = [(b"First." in fit.raw, b"Second." in fit.raw) for fit in (first, second)]
+    assert sorted(told) == [(False, True), (True, False)]
+
+
+async def test_above_the_limit_a_fault_of_ours_while_summarising_ends_in_a_cut(bench: Bench) -> None:
+    bench.summaries.answers = []  # the summary model's own fault: IndexError
+    fit = await bench.fit(talk(120))
+    assert (fit.report.status, fit.report.reason) == (Status.APPLIED, "internal")
+    assert fit.report.tokens_after is not None
+    assert fit.report.tokens_after <= WINDOW
 
 
 async def test_below_the_limit_a_failed_summary_forwards_what_came(bench: Bench) -> None:
