@@ -48,7 +48,8 @@ class Learning:
         key = model_key(origin, model)
         if key not in self._known:
             [fields] = await self._records.find([key])
-            self._remember(key, self._from(fields, model))
+            if key not in self._known:  # nobody has learned anything while the store was asked
+                self._remember(key, self._from(fields, model))
         return self._fresh(key)
 
     def window(self, origin: str, model: str) -> int | None:
@@ -83,7 +84,9 @@ class Learning:
 
     def _remember(self, key: str, learned: Learned) -> None:
         if key not in self._known and len(self._known) >= MAX_MODELS:
-            self._known.pop(next(iter(self._known)))
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            self._kept.pop(oldest, None)
         self._known[key] = learned
 
     async def _keep(self, key: str, learned: Learned) -> None:

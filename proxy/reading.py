@@ -15,8 +15,10 @@ from proxy.counting import Counting
 from proxy.dialects.chat_message import message
 from proxy.dialects.chat_parts import part_tokens
 
-# Known messages are held up to this many bytes of theirs; decoded text about doubles it.
+# Known messages are held up to this many bytes; decoded text about doubles it.
 MAX_HELD_BYTES = 32 * 1024 * 1024
+# What holding a message takes beside its own bytes; nearly all, where messages are short.
+RECORD_BYTES = 450
 
 
 class Gauge(NamedTuple):
@@ -36,7 +38,7 @@ class Reading:
 
     Args:
         countings: What counts, by the name of the rule.
-        max_held_bytes: Size of the memory, in bytes of messages.
+        max_held_bytes: Size of the memory, in bytes of messages and `RECORD_BYTES` for each.
     """
 
     def __init__(self, countings: dict[str, Counting], max_held_bytes: int = MAX_HELD_BYTES) -> None:
@@ -93,13 +95,17 @@ class Reading:
         return record
 
     def _hold(self, key: tuple[bytes, Gauge], record: Message) -> None:
-        if len(record.raw) > self._max_held_bytes or key in self._held:
+        if _held_bytes(record) > self._max_held_bytes or key in self._held:
             return
         self._held[key] = record
-        self._held_bytes += len(record.raw)
+        self._held_bytes += _held_bytes(record)
         while self._held_bytes > self._max_held_bytes:
             _, oldest = self._held.popitem(last=False)
-            self._held_bytes -= len(oldest.raw)
+            self._held_bytes -= _held_bytes(oldest)
+
+
+def _held_bytes(record: Message) -> int:
+    return len(record.raw) + RECORD_BYTES
 
 
 def _parts(record: Message, gauge: Gauge) -> int:

@@ -1,5 +1,6 @@
 """What a client tells us in `x-compaction*` headers, and what we tell it."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from proxy.fitting import Mode, Report
 from proxy.relay.headers import Headers, value
 
 _REQUESTED = {mode.value: mode for mode in (Mode.FORCE, Mode.BYPASS, Mode.SHADOW)}
+_TRIGGER = re.compile(r"0{0,9}[1-9][0-9]{0,8}")
 # The SDKs say how long they wait for an answer, in seconds.
 _PATIENCE_HEADERS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
 
@@ -57,7 +59,7 @@ def control(headers: Sequence[tuple[bytes, bytes]]) -> Control:
     if strategy is not None and strategy not in STRATEGIES:
         raise _refused("x-compaction-strategy", "one of " + ", ".join(sorted(STRATEGIES)))
     tokens = _word(headers, b"x-compaction-trigger-tokens")
-    if tokens is not None and not (tokens.isascii() and tokens.isdigit() and 0 < int(tokens) < 10**9):
+    if tokens is not None and not _TRIGGER.fullmatch(tokens):
         raise _refused("x-compaction-trigger-tokens", "a whole number of tokens above 0")
     return Control(
         mode=_REQUESTED[mode] if mode else None,

@@ -1,0 +1,46 @@
+"""What clients ask for in headers, and what is refused of it."""
+
+import pytest
+
+from proxy.errors import RequestRefused
+from proxy.fitting import Mode
+from proxy.relay.control import Control, control
+
+
+def test_a_request_without_headers_of_ours_asks_for_nothing() -> None:
+    assert control([(b"authorization", b"Bearer x")]) == Control()
+    assert not Control(patience_s=60.0).in_force
+
+
+def test_wishes_are_read_whatever_their_case() -> None:
+    headers = [(b"x-compaction", b" Force "), (b"x-compaction-trigger-tokens", b"050000")]
+    assert control(headers) == Control(mode=Mode.FORCE, trigger_tokens=50_000)
+
+
+def test_the_patience_of_a_client_is_the_timeout_that_its_sdk_declares() -> None:
+    assert (
+        control([(b"x-stainless-timeout", b"600"), (b"x-stainless-read-timeout", b"30")]).patience_s == 30.0
+    )
+    assert (
+        control([(b"x-stainless-read-timeout", b"none"), (b"x-stainless-timeout", b"600")]).patience_s
+        == 600.0
+    )
+    assert control([(b"x-stainless-timeout", b"nan")]).patience_s is None
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (b"x-compaction", b"please"),
+        (b"x-compaction-strategy", b"magic"),
+        (b"x-compaction-trigger-tokens", b"0"),
+        (b"x-compaction-trigger-tokens", b"-5"),
+        (b"x-compaction-trigger-tokens", b"5e3"),
+        (b"x-compaction-trigger-tokens", "५".encode()),
+        (b"x-compaction-trigger-tokens", b"9" * 5_000),  # more digits than Python turns into a number
+    ],
+)
+def test_a_wish_that_makes_no_sense_is_the_clients_to_mend(name: bytes, told: bytes) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        control([(name, told)])
+    assert (refused.value.status, refused.value.code) == (400, "invalid_compaction_header")
