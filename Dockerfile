@@ -1,0 +1,46 @@
+# The image: one virtual environment in /app, state in /data, an optional /config/config.yaml.
+# Every package is the one whose SHA-256 stands in uv.lock, uv itself the one of deploy/image/uv.txt. Of a
+# shell the build needs none, and the server neither. tests/deploy/test_dockerfile.py runs these very steps.
+
+# The Python that the tests run on. A digest fixes it: --build-arg PYTHON_IMAGE=python@sha256:…
+ARG PYTHON_IMAGE=python:3.11-slim-trixie
+
+FROM ${PYTHON_IMAGE} AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+ENV UV_PROJECT_ENVIRONMENT=/app UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_NO_CACHE=1 UV_PYTHON_DOWNLOADS=never
+WORKDIR /src
+COPY deploy/image/uv.txt ./
+RUN ["python", "-m", "pip", "install", "--require-hashes", "--only-binary=:all:", "--requirement=uv.txt"]
+COPY pyproject.toml uv.lock ./
+RUN ["uv", "sync", "--frozen", "--no-dev", "--extra=crypto", "--no-install-project"]
+COPY LICENSE README.md ./
+COPY proxy ./proxy
+RUN ["uv", "sync", "--frozen", "--no-dev", "--extra=crypto", "--no-editable"]
+
+FROM ${PYTHON_IMAGE}
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="compaction-proxy" \
+      org.opencontainers.image.description="An OpenAI-compatible proxy that keeps long conversations fitting" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+# Nothing in the image installs packages.
+RUN ["python", "-m", "pip", "uninstall", "--quiet", "--yes", "pip", "setuptools", "wheel"]
+RUN ["python", "-c", "import ensurepip, shutil; shutil.rmtree(ensurepip.__path__[0])"]
+# The base image has no bytecode of the standard library, and a read-only root could keep none.
+RUN ["python", "-c", "import compileall, os; compileall.compile_dir(os.path.dirname(os.__file__), quiet=2, workers=0)"]
+RUN ["install", "--directory", "--owner=10001", "--group=10001", "--mode=0700", "/data"]
+COPY --from=build /app /app
+ENV PATH=/app/bin:$PATH PYTHONDONTWRITEBYTECODE=1
+# Other containers must reach it; without server.admin_key that leaves admin and UI closed.
+ENV COMPACTION_PROXY__SERVER__HOST=0.0.0.0 COMPACTION_PROXY__STORE__URL=sqlite:////data/state.db
+WORKDIR /config
+VOLUME ["/data"]
+USER 10001:10001
+EXPOSE 4141
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=6s --start-period=20s --start-interval=1s --retries=3 \
+    CMD ["compaction-proxy", "health"]
+ENTRYPOINT ["compaction-proxy"]
+CMD ["serve"]
