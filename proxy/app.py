@@ -16,6 +16,7 @@ from proxy.adapters.store_url import installation_secret, open_store
 from proxy.adapters.summary_model import HttpSummaryModel
 from proxy.adapters.tiktoken_counter import TiktokenCounter
 from proxy.admin.app import Readiness, create_admin
+from proxy.checkpoint_index import CheckpointIndex
 from proxy.compactor import Compactor
 from proxy.config.model import Config
 from proxy.conversations import Conversations
@@ -77,7 +78,8 @@ class _Parts:
         }
         self.reading = Reading(self.countings)
         self.learning = Learning(self.records)
-        self.rounds = Rounds(HttpSummaryModel(self.transport), self.records, self.reading)
+        self.index = CheckpointIndex(self.records)
+        self.rounds = Rounds(HttpSummaryModel(self.transport), self.records, self.index, self.reading)
         self.conversations = Conversations(self.records, config.store.ttl_s)
         self.secret = _secret(config, store_url)
         self.ready = False
@@ -104,7 +106,7 @@ class _Parts:
     def compactor(self, config: Config) -> Compactor:
         """The use case over these parts."""
         return Compactor(
-            Viewer(self.reading, self.records, self.learning),
+            Viewer(self.reading, self.records, self.index, self.learning),
             self.rounds,
             self.reading,
             self.learning,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from proxy.config.model import ModelSettings
+from proxy.core.checkpoint import exact_digest, place
 from proxy.core.keys import checkpoint_keys
 from proxy.core.message import Message
 from proxy.core.planner import plan
@@ -186,11 +187,13 @@ class Compactor:
             raise SummaryFailed("no-summary-model")
         ask, settings = view.ask, view.ask.settings
         last = view.prefixes[made.length - 1]
-        [key] = checkpoint_keys(ask.tenant, view.prefixes[0], view.policy.name, [last])
+        where = place(last, exact_digest(view.body[: made.length]), made.spans)
+        [key] = checkpoint_keys(ask.tenant, view.prefixes[0], view.policy.name, [where])
         job = Job(
             plan=made,
             policy=view.policy,
             key=key,
+            place=where,
             tenant=ask.tenant,
             conversation=self._conversation(view) or self._minted(ask.tenant, last),
             messages=view.body,

@@ -21,7 +21,7 @@ from proxy.core import envelope
 from proxy.core.keys import hash_tag
 from proxy.deadline import within
 from proxy.errors import StoreUnavailable
-from proxy.ports import Entry, Record, Store
+from proxy.ports import Entry, Lease, Record, Store
 
 DEADLINE_S = 0.25
 OPEN_LIMIT_S = 1.0
@@ -147,12 +147,19 @@ class Records:
         return [held.get(key) for key in keys]
 
     async def save(
-        self, key: str, fields: Fields, *, ttl_s: float, also: Sequence[Item | Line] = ()
-    ) -> Fields:
+        self,
+        key: str,
+        fields: Fields,
+        *,
+        ttl_s: float,
+        also: Sequence[Item | Line] = (),
+        lease: Lease | None = None,
+    ) -> Fields | None:
         """Claim `key` for a record, with everything in `also`, or nothing; return the record that all use.
 
         That is ours, or the one that stood there first, in which case nothing of ours was written. If the
-        store fails it is ours for this process, and `find` gives it and the records in `also`.
+        store fails it is ours for this process, and `find` gives it and the records in `also`. None if
+        nothing was written because `lease` has been lost to another.
 
         Raises:
             ValueError: The keys do not share a hash tag, so no cluster could commit them at once.
@@ -161,7 +168,7 @@ class Records:
             raise ValueError("records that are committed together share one scope")
         claim = Item(key, fields, ttl_s)
         try:
-            return await self._committed(claim, also)
+            return await self._committed(claim, also, lease)
         except StoreUnavailable as error:
             self._report(error)
             return self._unsaved(claim, also)
@@ -200,6 +207,29 @@ class Records:
             self._note(error)
             return []
         return [fields for line in lines if (fields := envelope.unpack(line)) is not None]
+
+    async def acquire(self, key: str, ttl_s: float) -> Lease | None:
+        """A lease, unless another holds it.
+
+        Raises:
+            StoreUnavailable: There is nobody to ask.
+        """
+        return await self._ask(lambda: self._store.acquire(key, ttl_s))
+
+    async def renew(self, lease: Lease, ttl_s: float) -> bool:
+        """Prolong a lease. False if it is lost, as far as can be told."""
+        try:
+            return await self._ask(lambda: self._store.renew(lease, ttl_s))
+        except StoreUnavailable as error:
+            self._note(error)
+            return False
+
+    async def release(self, lease: Lease) -> None:
+        """Give a lease back."""
+        try:
+            await self._ask(lambda: self._store.release(lease))
+        except StoreUnavailable as error:
+            self._note(error)
 
     async def close(self) -> None:
         """Close the store."""
@@ -252,10 +282,14 @@ class Records:
             self._report(StoreUnavailable(_UNREADABLE))
         return {key: fields for key, fields in found.items() if fields is not None}
 
-    async def _committed(self, claim: Item, also: Sequence[Item | Line]) -> Fields:
+    async def _committed(
+        self, claim: Item, also: Sequence[Item | Line], lease: Lease | None
+    ) -> Fields | None:
         record = Record(claim.key, _packed(claim.fields), claim.ttl_s)
         sealed = [_sealed(item) for item in also]
-        value = await self._ask(lambda: self._store.commit(record, sealed))
+        value = await self._ask(lambda: self._store.commit(record, sealed, lease=lease))
+        if value is None:
+            return None
         winner = self._remember(claim.key, value, min(claim.ttl_s, KNOWN_FOR_S))
         if winner is None:
             raise StoreUnavailable(_UNREADABLE, "the key is taken by a record of another version")

@@ -12,19 +12,21 @@ from typing import Any
 
 import structlog
 
-from proxy.core.checkpoint import Checkpoint, covered_results, exact_digest, from_fields, stands, to_fields
+from proxy.checkpoint_index import CheckpointIndex
+from proxy.core.checkpoint import Checkpoint, covered_results, exact_digest, from_fields, to_fields
 from proxy.core.digest import message_id
-from proxy.core.keys import hash_tag, rounds_key
-from proxy.core.message import Message, Span
+from proxy.core.keys import checkpoints_key, hash_tag, rounds_key
+from proxy.core.message import Message
 from proxy.core.render import stand_in_text
 from proxy.core.summary import task_of
 from proxy.dialects.chat_message import compose, message
 from proxy.errors import SummaryFailed
 from proxy.logs import COMPACTION_FAILED, COMPACTION_FINISHED, COMPACTION_STARTED
-from proxy.ports import SummaryModel
+from proxy.ports import Lease, SummaryModel
 from proxy.reading import Reading
 from proxy.records import Line, Records
 from proxy.summarising import Job, summarise, task_text
+from proxy.turns import turn
 
 # After a failed summary the conversation is not tried again for this long, in seconds.
 REST_S = 30.0
@@ -34,14 +36,6 @@ KEPT_EVENTS = 200
 
 _log = structlog.get_logger()
 
-# What requests must have in common to share a round. A store key alone does not say enough: it is made of an
-# outline, in which the text of tool results does not count.
-_Work = tuple[str, bytes, tuple[Span, ...]]
-
-
-def _work(job: Job) -> _Work:
-    return job.key, exact_digest(job.messages[: job.plan.length]), job.plan.spans
-
 
 class Rounds:
     """Makes rounds, each once.
@@ -49,6 +43,7 @@ class Rounds:
     Args:
         model: Who writes summaries.
         records: Where checkpoints are kept.
+        index: Where they are found again.
         reading: What counts.
         clock: Monotonic seconds.
         now: Seconds since the epoch, for events.
@@ -58,6 +53,7 @@ class Rounds:
         self,
         model: SummaryModel,
         records: Records,
+        index: CheckpointIndex,
         reading: Reading,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -65,11 +61,12 @@ class Rounds:
     ) -> None:
         self._model = model
         self._records = records
+        self._index = index
         self._reading = reading
         self._clock = clock
         self._now = now
-        self._running: dict[_Work, asyncio.Task[Checkpoint]] = {}
-        self._waiting: dict[_Work, int] = {}
+        self._running: dict[str, asyncio.Task[Checkpoint]] = {}
+        self._waiting: dict[str, int] = {}
         self._resting: dict[str, tuple[float, str]] = {}
 
     async def make(self, job: Job, wait_s: float, *, finish: bool) -> Checkpoint:
@@ -84,19 +81,18 @@ class Rounds:
             SummaryFailed: No round; the reason says why.
         """
         self._refuse_resting(job)
-        work = _work(job)
-        task = self._running.get(work) or self._start(job, work)
-        self._waiting[work] = self._waiting.get(work, 0) + 1
+        task = self._running.get(job.key) or self._start(job)
+        self._waiting[job.key] = self._waiting.get(job.key, 0) + 1
         try:
             done, _ = await asyncio.wait({task}, timeout=wait_s)
         except asyncio.CancelledError:
-            if not finish and self._waiting[work] == 1:
+            if not finish and self._waiting[job.key] == 1:
                 task.cancel()
             raise
         finally:
-            self._waiting[work] -= 1
-            if not self._waiting[work]:
-                del self._waiting[work]
+            self._waiting[job.key] -= 1
+            if not self._waiting[job.key]:
+                del self._waiting[job.key]
         if not done:
             raise SummaryFailed("deadline")
         return _result(task)
@@ -108,12 +104,12 @@ class Rounds:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _start(self, job: Job, work: _Work) -> asyncio.Task[Checkpoint]:
+    def _start(self, job: Job) -> asyncio.Task[Checkpoint]:
         task = asyncio.create_task(self._make(job))
-        self._running[work] = task
+        self._running[job.key] = task
 
         def ended(task: asyncio.Task[Checkpoint]) -> None:
-            del self._running[work]
+            del self._running[job.key]
             failed = None if task.cancelled() else task.exception()
             if failed is not None:
                 self._rest(job, failed)
@@ -143,7 +139,34 @@ class Rounds:
         )
 
     async def _make(self, job: Job) -> Checkpoint:
+        """The round: another replica's if one is there or being made, else ours."""
         started = self._clock()
+        made: Checkpoint | None = None
+        model = ""
+        while True:
+            async with turn(self._records, job.key) as current:
+                known = from_fields(current.made) if current.made else None
+                if known is not None:
+                    return known
+                if made is None:
+                    made, model = await self._summarised(job)
+                kept = await self._save(job, made, model, self._clock() - started, current.lease)
+            if kept is not None:  # else the lease was lost, and a successor is at it
+                _log.info(
+                    COMPACTION_FINISHED,
+                    conversation=job.conversation,
+                    strategy=job.policy.name,
+                    round=kept.round,
+                    tokens_before=kept.tokens_before,
+                    tokens_after=kept.tokens_after,
+                    messages=len(job.plan.fresh),
+                    model=model,
+                    seconds=round(self._clock() - started, 3),
+                )
+                return kept
+
+    async def _summarised(self, job: Job) -> tuple[Checkpoint, str]:
+        """A new round and the model that wrote its summary."""
         _log.info(
             COMPACTION_STARTED,
             conversation=job.conversation,
@@ -158,20 +181,7 @@ class Rounds:
                 text, model = await summarise(job, self._model, self._reading)
         except TimeoutError:
             raise SummaryFailed("timeout") from None
-        made = await self._checkpoint(job, text)
-        kept = await self._save(job, made, model, self._clock() - started)
-        _log.info(
-            COMPACTION_FINISHED,
-            conversation=job.conversation,
-            strategy=job.policy.name,
-            round=kept.round,
-            tokens_before=kept.tokens_before,
-            tokens_after=kept.tokens_after,
-            messages=len(job.plan.fresh),
-            model=model,
-            seconds=round(self._clock() - started, 3),
-        )
-        return kept
+        return await self._checkpoint(job, text), model
 
     async def _checkpoint(self, job: Job, summary: str) -> Checkpoint:
         plan = job.plan
@@ -202,7 +212,10 @@ class Rounds:
             listed=len(job.messages),
         )
 
-    async def _save(self, job: Job, made: Checkpoint, model: str, seconds: float) -> Checkpoint:
+    async def _save(
+        self, job: Job, made: Checkpoint, model: str, seconds: float, lease: Lease | None
+    ) -> Checkpoint | None:
+        """The checkpoint that all use from now on; None if the lease was lost and nothing was written."""
         event: dict[str, Any] = {
             "kind": "compacted",
             "at": self._now(),
@@ -217,15 +230,13 @@ class Rounds:
             "model": model,
             "seconds": round(seconds, 3),
         }
-        line = Line(rounds_key(job.tenant, job.prefixes[0]), event, job.ttl_s, KEPT_EVENTS)
-        fields = to_fields(made)
-        there = from_fields(await self._records.save(job.key, fields, ttl_s=job.ttl_s, also=[line]))
-        if there is not None and stands(there, job.messages):
-            return there
-        # What stands there has the same outline but must not stand for these messages: the newer one wins.
-        await self._records.keep(job.key, fields, ttl_s=job.ttl_s)
-        await self._records.append(line.key, event, ttl_s=line.ttl_s, keep=line.keep)
-        return made
+        root = job.prefixes[0]
+        also = [
+            Line(rounds_key(job.tenant, root), event, job.ttl_s, KEPT_EVENTS),
+            self._index.line(checkpoints_key(job.tenant, root, made.strategy), job.place, job.ttl_s),
+        ]
+        fields = await self._records.save(job.key, to_fields(made), ttl_s=job.ttl_s, also=also, lease=lease)
+        return None if fields is None else from_fields(fields) or made
 
 
 def _result(task: asyncio.Task[Checkpoint]) -> Checkpoint:

@@ -46,6 +46,7 @@ class Job:
         plan: What to take.
         policy: How.
         key: Store key of the checkpoint to be.
+        place: Its place (`core.checkpoint.place`), 64 bytes.
         tenant: Whose it is.
         conversation: In which conversation.
         messages: The client's non-privileged messages.
@@ -64,6 +65,7 @@ class Job:
     plan: Plan
     policy: Policy
     key: str
+    place: bytes
     tenant: str
     conversation: str
     messages: tuple[Message, ...]

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+from proxy.checkpoint_index import CheckpointIndex
 from proxy.core.budget import Budget, budget
 from proxy.core.calibration import Calibration
-from proxy.core.checkpoint import Checkpoint, deepest, from_fields
+from proxy.core.checkpoint import Checkpoint, deepest, found_by, from_fields
 from proxy.core.digest import prefix_digests
-from proxy.core.keys import checkpoint_keys
-from proxy.core.message import Message, units
+from proxy.core.keys import checkpoint_keys, checkpoints_key
+from proxy.core.message import Message
 from proxy.core.planner import gained
 from proxy.core.policy import Policy, known_window
 from proxy.core.render import render
@@ -25,8 +26,6 @@ TIGHT_SHARE = 0.85
 # What matters is cut only where the estimate is over the window by more than it may be wrong; if it was right
 # after all, the upstream refuses, and it is cut then. By the number of refusals so far.
 DOUBT_SHARES = (1.02, 1.02, 0.95, 0.85)
-# A checkpoint is looked for at this many of the newest unit edges.
-MAX_LOOKED_UP = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +113,12 @@ def gauge_of(ask: Ask) -> Gauge:
 class Viewer:
     """Takes views of requests."""
 
-    def __init__(self, reading: Reading, records: Records, learning: Learning) -> None:
+    def __init__(
+        self, reading: Reading, records: Records, index: CheckpointIndex, learning: Learning
+    ) -> None:
         self._reading = reading
         self._records = records
+        self._index = index
         self._learning = learning
 
     async def view(self, ask: Ask, *, refusals: int = 0) -> View:
@@ -156,13 +158,11 @@ class Viewer:
         """The deepest checkpoint that stands for this request."""
         if not view.body:
             return None
-        edges = [unit.stop for unit in units(view.body)][-MAX_LOOKED_UP:]
-        found = await self._records.find(
-            checkpoint_keys(
-                view.ask.tenant,
-                view.prefixes[0],
-                view.policy.name,
-                [view.prefixes[edge - 1] for edge in edges],
-            )
-        )
+        ask, root = view.ask, view.prefixes[0]
+        places = await self._index.places(checkpoints_key(ask.tenant, root, view.policy.name))
+        ours = set(view.prefixes)
+        candidates = sorted(each for each in places if found_by(each) in ours)
+        if not candidates:
+            return None
+        found = await self._records.find(checkpoint_keys(ask.tenant, root, view.policy.name, candidates))
         return deepest((from_fields(fields) if fields else None for fields in found), view.body)

@@ -76,6 +76,7 @@ OWNERS = {
     "yaml": {"config"},
     "yarl": {"adapters"},  # aiohttp's URLs
     "cryptography": {"adapters"},
+    "redis": {"adapters"},
 }
 ONE_MODULE = {"aiohttp", "tiktoken"}
 

@@ -10,6 +10,7 @@ import pytest
 
 from proxy.adapters.memory_store import MemoryStore
 from proxy.adapters.tiktoken_counter import TiktokenCounter
+from proxy.checkpoint_index import CheckpointIndex
 from proxy.compactor import Compactor
 from proxy.config.model import Config, for_model
 from proxy.counting import Counting
@@ -73,9 +74,10 @@ class Bench:
 def make(summaries: Summaries, records: Records, clock: Callable[[], float] = lambda: 0.0) -> Bench:
     reading = Reading({"tiktoken": Counting(COUNTER)})
     learning = Learning(records)
-    rounds = Rounds(summaries, records, reading, clock=clock)
+    index = CheckpointIndex(records)
+    rounds = Rounds(summaries, records, index, reading, clock=clock)
     compactor = Compactor(
-        Viewer(reading, records, learning),
+        Viewer(reading, records, index, learning),
         rounds,
         reading,
         learning,
@@ -373,7 +375,7 @@ async def test_a_store_that_fails_costs_no_summary_per_turn() -> None:
         async def read(self, keys: Any) -> Any:
             raise StoreUnavailable("store-failed")
 
-        async def commit(self, claim: Any, also: Any = ()) -> Any:
+        async def commit(self, claim: Any, also: Any = (), *, lease: Any = None) -> Any:
             raise StoreUnavailable("store-failed")
 
     records = Records(Broken(), ignored)

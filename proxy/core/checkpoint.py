@@ -14,6 +14,7 @@ from typing import Any
 from proxy.core.digest import chain, outline_digest
 from proxy.core.message import Message, Span, latest_user
 
+PREFIX_BYTES = 32
 # A result that the client has cleared may leave a notice of this many characters in its place.
 CLEARED_CHARACTERS = 256
 # A result that the client has shortened still begins with this many of its characters.
@@ -78,6 +79,21 @@ class Checkpoint:
 
 def _head(text: str) -> bytes:
     return hashlib.sha256(text[:HEAD_CHARACTERS].encode("utf-8", "surrogatepass")).digest()
+
+
+def place(prefix: bytes, exact: bytes, spans: Iterable[Span]) -> bytes:
+    """Where a checkpoint is kept: the prefix digest that finds it, then what makes it this one; 64 bytes.
+
+    Two lists can share an outline and still differ in the text of a tool result, or in which user message was
+    their latest: they have checkpoints of their own.
+    """
+    edges = ",".join(f"{span.start}-{span.stop}" for span in spans)
+    return prefix + hashlib.sha256(exact + edges.encode()).digest()
+
+
+def found_by(place: bytes) -> bytes:
+    """The prefix digest in a place."""
+    return place[:PREFIX_BYTES]
 
 
 def exact_digest(messages: Iterable[Message]) -> bytes:

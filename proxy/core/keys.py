@@ -6,7 +6,7 @@ name of a model, or text as it came. Every store and every version keeps these n
 
 | scope | kinds |
 | --- | --- |
-| tenant and root | `checkpoint`, `archive`, `rounds` |
+| tenant and root | `checkpoint` (a lease on making it: `…:lease`), `checkpoints`, `archive`, `rounds` |
 | tenant and conversation | `conversation`, `events` |
 | upstream origin and model | `model` |
 
@@ -33,10 +33,20 @@ def _scope(first: str, second: str | bytes) -> str:
     return f"v1:{{{_short(first)}.{_short(second)}}}"
 
 
-def checkpoint_keys(tenant: str, root: bytes, strategy: str, prefixes: Iterable[bytes]) -> list[str]:
-    """Records: the checkpoints of a strategy (one of our row names) that end at these prefix digests."""
+def checkpoint_keys(tenant: str, root: bytes, strategy: str, places: Iterable[bytes]) -> list[str]:
+    """Records: the checkpoints of a strategy (one of our row names) at these places (`checkpoint.place`)."""
     start = f"{_scope(tenant, root)}:checkpoint:{strategy}:"
-    return [start + prefix.hex() for prefix in prefixes]
+    return [start + place.hex() for place in places]
+
+
+def checkpoints_key(tenant: str, root: bytes, strategy: str) -> str:
+    """List: the places of a strategy's checkpoints, committed at once with each."""
+    return f"{_scope(tenant, root)}:checkpoints:{strategy}"
+
+
+def lease_key(key: str) -> str:
+    """The lease on making the record under `key`."""
+    return f"{key}:lease"
 
 
 def archive_key(tenant: str, root: bytes, strategy: str, prefix: bytes) -> str:

@@ -1,0 +1,85 @@
+"""Two processes on one store, as two sets of parts on one memory store."""
+
+import asyncio
+
+from proxy.adapters.memory_store import MemoryStore
+from proxy.core.keys import lease_key
+from proxy.errors import StoreUnavailable
+from proxy.ports import Lease
+from proxy.records import Records
+from proxy.turns import turn
+
+KEY = "v1:{t.r}:checkpoint:chained:00"
+
+
+def ignored(_: StoreUnavailable) -> None:
+    """Failures of a store that the test makes fail on purpose."""
+
+
+async def save(records: Records, text: str, lease: Lease | None) -> str | None:
+    fields = await records.save(KEY, {"text": text}, ttl_s=60, lease=lease)
+    return None if fields is None else str(fields["text"])
+
+
+async def make(records: Records, text: str, made: list[str], lease_s: float = 10) -> str | None:
+    async with turn(records, KEY, lease_s) as current:
+        if current.made is not None:
+            return str(current.made["text"])
+        await asyncio.sleep(0.02)
+        made.append(text)
+        return await save(records, text, current.lease)
+
+
+async def test_of_many_on_two_replicas_one_makes_the_record_and_all_use_it() -> None:
+    store = MemoryStore()
+    replicas = [Records(store, ignored), Records(store, ignored)]
+    made: list[str] = []
+    texts = await asyncio.gather(*(make(replicas[n % 2], str(n), made) for n in range(50)))
+    assert len(made) == 1
+    assert set(texts) == set(made)
+
+
+async def test_who_finds_it_made_is_not_asked_to_make_it() -> None:
+    store = MemoryStore()
+    await save(Records(store, ignored), "there", None)
+    async with turn(Records(store, ignored), KEY) as current:
+        assert (current.lease, current.made) == (None, {"text": "there"})
+
+
+async def test_a_holder_that_died_is_succeeded_when_its_lease_runs_out() -> None:
+    store = MemoryStore()
+    dead = await store.acquire(lease_key(KEY), 0.2)
+    assert dead is not None
+    made: list[str] = []
+    async with asyncio.timeout(2):
+        assert await make(Records(store, ignored), "successor", made) == "successor"
+
+
+async def test_a_holder_that_wakes_up_too_late_writes_nothing_and_uses_its_successors() -> None:
+    store = MemoryStore()
+    late, successor = Records(store, ignored), Records(store, ignored)
+    paused = await store.acquire(lease_key(KEY), 0.05)
+    await asyncio.sleep(0.06)
+    async with turn(successor, KEY) as current:
+        assert await save(late, "stale", paused) is None
+        assert await late.find([KEY]) == [None]
+        assert await save(successor, "new", current.lease) == "new"
+    assert await save(late, "stale", paused) == "new"
+
+
+async def test_a_living_holder_keeps_its_lease_for_as_long_as_it_works() -> None:
+    store = MemoryStore()
+    async with turn(Records(store, ignored), KEY, lease_s=0.06) as current:
+        await asyncio.sleep(0.2)
+        assert await store.acquire(lease_key(KEY), 1) is None
+        assert current.lease is not None
+    assert await store.acquire(lease_key(KEY), 1) is not None
+
+
+async def test_without_a_store_everybody_may_make_it() -> None:
+    class Away(MemoryStore):
+        async def acquire(self, key: str, ttl_s: float) -> Lease | None:
+            raise StoreUnavailable("store-down")
+
+    async with turn(Records(Away(), ignored), KEY) as current:
+        assert (current.made, current.lease) == (None, None)
