@@ -15,7 +15,7 @@ class Record:
     Attributes:
         key: Where; records that are read or committed together share the part of their key in `{}`.
         value: An envelope (`proxy.records`), opaque to a store.
-        ttl_s: Seconds until it is forgotten; reading it does not prolong it.
+        ttl_s: Seconds until it is forgotten, infinite for never; reading it does not prolong it.
     """
 
     key: str
@@ -61,7 +61,10 @@ class Store(Protocol):
     """
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        """The values under `keys`, in their order; None for what is absent or expired."""
+        """The values under `keys`, in their order; None for what is absent or expired.
+
+        Without keys nothing is read, but a store that cannot be reached says so.
+        """
         ...
 
     async def commit(
@@ -84,7 +87,11 @@ class Store(Protocol):
         ...
 
     async def acquire(self, key: str, ttl_s: float) -> Lease | None:
-        """A lease on `key`, unless another holds one that has not expired."""
+        """A lease on `key`, unless another holds one that has not expired.
+
+        It has nothing to do with a record of the same key, but is kept with it: a commit names a lease whose key
+        shares the hash tag.
+        """
         ...
 
     async def renew(self, lease: Lease, ttl_s: float) -> bool:
@@ -96,7 +103,11 @@ class Store(Protocol):
         ...
 
     async def delete(self, prefix: str) -> int:
-        """Forget every record and list whose key begins with `prefix`; how many."""
+        """Forget every record and list whose key begins with `prefix`; how many.
+
+        Leases on such keys end, too, so that nothing that is being made now comes back. May take as long as
+        there are keys.
+        """
         ...
 
     async def close(self) -> None:

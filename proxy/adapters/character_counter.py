@@ -10,6 +10,3 @@ class CharacterCounter:
     def count(self, text: str, model: str) -> int:  # noqa: ARG002 - the port's signature
         """Tokens of `text`; the model does not matter."""
         return -(-len(text) // 4)
-
-    def warm(self, model: str = "") -> None:
-        """Nothing to load; here so that counters are started alike."""

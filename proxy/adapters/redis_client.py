@@ -1,8 +1,8 @@
 """Connections to Redis in its three shapes, and its errors as ours.
 
 redis-py's own patience (ten retries, five seconds each) would stall every request of a dead server; here a
-command has a quarter of a second and one more try on a new connection. Nobody waits inside redis-py's pools,
-which they may leave with a connection lost: the store lets no more commands in than there are connections.
+command has one more try, on a new connection, and whoever waits for it decides how long. Nobody waits inside
+redis-py's pools: the store lets no more commands in than there are connections.
 """
 
 import re
@@ -32,7 +32,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from proxy.adapters.redis_url import RedisUrl
 from proxy.errors import StoreUnavailable
 
-SOCKET_TIMEOUT_S = 0.25
+CONNECT_TIMEOUT_S = 0.25
+ANSWER_TIMEOUT_S = 1.0
+"""More than a caller waits (`proxy.records`), who is fair to an event loop that is busy; redis-py is not."""
 HEALTH_CHECK_EVERY_S = 15
 TRIES_AFTER_THE_FIRST = 1
 # A connection that is being taken down still counts for its pool.
@@ -82,11 +84,13 @@ class Connections:
 
     Attributes:
         client: redis-py's, for commands.
+        find: Finds the servers, where that has to come before a command. Costs nothing once it is done.
         drop: Ends idle connections, so that the next command asks anew who may be written to.
         close: Ends all of them.
     """
 
     client: Any
+    find: Callable[[], Awaitable[object]]
     drop: Callable[[], Awaitable[None]]
     close: Callable[[], Awaitable[None]]
 
@@ -107,6 +111,14 @@ def connections(url: RedisUrl) -> Connections:
     return _sentinel(url) if url.kind == "sentinel" else _standalone(url)
 
 
+async def _nothing_to_find() -> None:
+    """The address says where the server is."""
+
+
+def _idle_dropped(client: Redis) -> Callable[[], Awaitable[None]]:
+    return lambda: client.connection_pool.disconnect(inuse_connections=False)
+
+
 def _retry() -> Retry:
     # After a timeout there is no second try: the command may have been carried out, and time is up anyway.
     return Retry(NoBackoff(), TRIES_AFTER_THE_FIRST, supported_errors=(RedisConnectionError,))
@@ -114,8 +126,8 @@ def _retry() -> Retry:
 
 def _limits() -> dict[str, Any]:
     return {
-        "socket_timeout": SOCKET_TIMEOUT_S,
-        "socket_connect_timeout": SOCKET_TIMEOUT_S,
+        "socket_timeout": ANSWER_TIMEOUT_S,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_keepalive": True,
         "protocol": 2,  # RESP3 would add push messages, which nothing here wants
         "retry": _retry(),
@@ -141,9 +153,7 @@ def _standalone(url: RedisUrl) -> Connections:
         ((host, port),) = url.nodes
         where, arguments = {"host": host, "port": port}, _arguments(url)
     client = Redis(**where, db=url.database, **arguments)
-    return Connections(
-        client, lambda: client.connection_pool.disconnect(inuse_connections=False), client.aclose
-    )
+    return Connections(client, _nothing_to_find, _idle_dropped(client), client.aclose)
 
 
 def _sentinel(url: RedisUrl) -> Connections:
@@ -156,10 +166,12 @@ def _sentinel(url: RedisUrl) -> Connections:
         for each in (client, *sentinel.sentinels):
             await each.aclose()
 
-    return Connections(client, lambda: client.connection_pool.disconnect(inuse_connections=False), close)
+    return Connections(client, _nothing_to_find, _idle_dropped(client), close)
 
 
 def _cluster(url: RedisUrl) -> Connections:
     nodes = [ClusterNode(host, port) for host, port in url.nodes]
-    client = RedisCluster(startup_nodes=nodes, **_arguments(url))
-    return Connections(client, client.aclose, client.aclose)
+    # After so many moved slots redis-py would take all connections down, under whoever is using them.
+    client = RedisCluster(startup_nodes=nodes, reinitialize_steps=0, **_arguments(url))
+    # Left to itself, it sends first commands anywhere.
+    return Connections(client, client.initialize, client.aclose, client.aclose)

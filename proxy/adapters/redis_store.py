@@ -174,6 +174,7 @@ class RedisStore:
             raise StoreUnavailable("store-closed")
         try:
             async with self._slots:
+                await self._redis.find()
                 return await self._redis.client.execute_command(*command, **where)
         except NoScriptError:
             raise
@@ -194,7 +195,7 @@ class RedisStore:
         first = items[0].key
         listed = max(_milliseconds(item.ttl_s) for item in items) if _is_counted(first) else 0
         keys = [
-            self._key((lease.key if lease else first) + _LEASE),
+            self._key(lease.key + _LEASE if lease else first),
             self._key(_scope(first) + _LISTED if listed else first),
             *(self._key(item.key) for item in items),
         ]
@@ -231,14 +232,15 @@ class RedisStore:
     async def _found(self, pattern: str) -> AsyncIterator[list[bytes]]:
         """Keys that match, from every server that keeps some."""
         for where in await self._masters():
-            cursor: int | bytes = 0
-            while True:
-                cursor, keys = await self._ask(
-                    "SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED_PER_COMMAND, **where
+            cursor: int | None = None
+            while cursor != 0:
+                found, keys = await self._ask(
+                    "SCAN", cursor or 0, "MATCH", pattern, "COUNT", _SCANNED_PER_COMMAND, **where
                 )
+                cursor = (
+                    next(iter(found.values())) if isinstance(found, dict) else found
+                )  # a cluster's: by node
                 yield keys
-                if not int(cursor):
-                    break
 
     async def _masters(self) -> list[dict[str, Any]]:
         """For each server that keeps keys, how a command is sent to it."""
@@ -254,7 +256,7 @@ class RedisStore:
             raise StoreUnavailable("store-closed")
         pipeline = self._redis.client.pipeline(transaction=False)
         for key in keys:
-            pipeline.unlink(key)
+            pipeline.execute_command("UNLINK", key)
         try:
             async with self._slots:
                 gone = await pipeline.execute()

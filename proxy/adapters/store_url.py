@@ -1,8 +1,8 @@
 """From `store.url` to a store, and to the installation's secret, which lives in it or beside its file.
 
 The secret keys the digests that tell tenants apart, so replicas that share a store must share it. In a shared
-store it has no time to live: it says nothing of any user, and a new one would orphan everything stored. Nor do
-the `volatile` eviction policies touch what does not expire.
+store it has no time to live: it says nothing of any user, a new one would orphan everything stored, and the
+`volatile` eviction policies leave alone what does not expire.
 """
 
 import math
@@ -20,7 +20,7 @@ from proxy.errors import ConfigError, StoreUnavailable
 from proxy.ports import Record, Store
 
 SECRET_BYTES = 32
-SECRET_KEY = "v1:secret"
+SECRET_KEY = "v1:secret"  # noqa: S105 - where it is, not what it is
 """In a shared store; the only key outside any scope."""
 
 

@@ -11,6 +11,8 @@ from proxy.ports import SummaryAnswer, SummaryCall
 MAX_ANSWER_BYTES = 1_048_576
 # Members that a provider may refuse one after the other.
 MAX_ATTEMPTS = 3
+# Models of which is remembered what their provider refuses. Clients choose models and queries of URLs.
+MAX_MODELS = 256
 
 
 class HttpSummaryModel:
@@ -31,6 +33,8 @@ class HttpSummaryModel:
             member = completion.refused_member(body) if status == httpx.codes.BAD_REQUEST else None
             if member is None or member in refused:
                 break
+            if len(self._refused) >= MAX_MODELS:
+                self._refused.clear()
             self._refused[key] = refused | {member}
         overflow = detect(status, body)
         if overflow is not None:

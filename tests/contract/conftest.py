@@ -1,13 +1,37 @@
 """The stores that the contract is run on. Another one joins by a class like these and a line in `BENCHES`."""
 
-from collections.abc import AsyncIterator
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
+import redis
 
 from proxy.adapters.memory_store import MemoryStore
+from proxy.adapters.redis_store import RedisStore
+from proxy.adapters.redis_url import parse
 from proxy.adapters.sqlite_store import SqliteStore
 from proxy.ports import Store
+from tests.redis_servers import Cluster, RedisServer
+
+
+class Bench(Protocol):
+    """Opens stores on one place.
+
+    Attributes:
+        shared: Whether they see each other.
+    """
+
+    shared: bool
+
+    def open(self) -> Store: ...
+
+    async def fast_forward(self, seconds: float) -> None: ...
+
+    async def close(self) -> None: ...
 
 
 class MemoryBench:
@@ -15,16 +39,17 @@ class MemoryBench:
 
     shared = False
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self) -> None:
         self.time = 1000.0
-        self.opened: list[Store] = []
 
     def open(self) -> Store:
-        self.opened.append(MemoryStore(clock=lambda: self.time))
-        return self.opened[-1]
+        return MemoryStore(clock=lambda: self.time)
 
     async def fast_forward(self, seconds: float) -> None:
         self.time += seconds
+
+    async def close(self) -> None:
+        pass
 
 
 class SqliteBench:
@@ -44,18 +69,100 @@ class SqliteBench:
     async def fast_forward(self, seconds: float) -> None:
         self.time += seconds
 
+    async def close(self) -> None:
+        for store in self.opened:
+            await store.close()
 
-BENCHES: dict[str, type[MemoryBench] | type[SqliteBench]] = {"memory": MemoryBench, "sqlite": SqliteBench}
+
+class RedisBench:
+    """Opens Redis stores below a prefix of their own. Time is the server's: instead of it, the keys age.
+
+    Args:
+        url: Where the store is.
+        masters: Clients of all servers that keep keys.
+    """
+
+    shared = True
+
+    def __init__(self, url: str, masters: list[Any]) -> None:
+        self.url = replace(parse(url), prefix=f"test-{secrets.token_hex(6)}:")
+        self.masters = masters
+        self.opened: list[RedisStore] = []
+
+    def open(self, **settings: Any) -> RedisStore:
+        self.opened.append(RedisStore(self.url, **settings))
+        return self.opened[-1]
+
+    def held(self) -> list[tuple[Any, bytes]]:
+        pattern = self.url.prefix + "*"
+        return [(master, key) for master in self.masters for key in master.scan_iter(pattern, count=1000)]
+
+    async def fast_forward(self, seconds: float) -> None:
+        for master, key in self.held():
+            left = master.pttl(key)
+            if left >= 0:
+                master.pexpire(key, left - round(seconds * 1000))
+
+    async def close(self) -> None:
+        for store in self.opened:
+            await store.close()
+        for master, key in self.held():
+            master.delete(key)
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any]]:
+    """URL and client of a server: that of `$REDIS_URL` (a standalone one), else one of our own."""
+    url = os.environ.get("REDIS_URL")
+    if url:
+        client: Any = redis.Redis.from_url(url)
+        yield url, client
+        client.close()
+        return
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url, server.admin
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    yield cluster
+    cluster.close()
+
+
+def _redis(request: pytest.FixtureRequest) -> RedisBench:
+    url, client = request.getfixturevalue("redis_server")
+    return RedisBench(url, [client])
+
+
+def _cluster(request: pytest.FixtureRequest) -> RedisBench:
+    cluster = request.getfixturevalue("redis_cluster")
+    return RedisBench(cluster.url, [master.admin for master in cluster.masters])
+
+
+BENCHES: dict[str, Callable[[pytest.FixtureRequest], Bench]] = {
+    "memory": lambda _: MemoryBench(),
+    "sqlite": lambda request: SqliteBench(request.getfixturevalue("tmp_path")),
+    "redis": _redis,
+    "cluster": _cluster,
+}
 
 
 @pytest.fixture(params=list(BENCHES))
-async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MemoryBench | SqliteBench]:
-    made = BENCHES[request.param](tmp_path)
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    made = BENCHES[request.param](request)
     yield made
-    for store in made.opened:
-        await store.close()
+    await made.close()
+
+
+@pytest.fixture(params=["redis", "cluster"])
+async def redis_bench(request: pytest.FixtureRequest) -> AsyncIterator[RedisBench]:
+    """For what only Redis does."""
+    made = _redis(request) if request.param == "redis" else _cluster(request)
+    yield made
+    await made.close()
 
 
 @pytest.fixture
-def store(bench: MemoryBench | SqliteBench) -> Store:
+def store(bench: Bench) -> Store:
     return bench.open()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from proxy.adapters.memory_store import MemoryStore
+from proxy.adapters.redis_store import RedisStore
 from proxy.adapters.sqlite_store import SqliteStore
 from proxy.adapters.store_url import installation_secret, open_store, secret_path, store_path
 from proxy.errors import ConfigError, StoreUnavailable
@@ -28,9 +29,16 @@ def test_a_path_is_relative_absolute_or_from_home(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_the_url_names_the_store() -> None:
-    stores = [open_store("memory://"), open_store("sqlite:///never-made.db")]
+    urls = [
+        "memory://",
+        "sqlite:///never-made.db",
+        "redis://h",
+        "valkeys+cluster://h,i",
+        "redis+sentinel://h/s",
+    ]
+    stores = [open_store(url) for url in urls]
 
-    assert [type(store) for store in stores] == [MemoryStore, SqliteStore]
+    assert [type(store) for store in stores] == [MemoryStore, SqliteStore, *[RedisStore] * 3]
     for store in stores:
         await store.close()
 
@@ -38,8 +46,9 @@ async def test_the_url_names_the_store() -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "redis://user:hunter2@host/0",
-        "rediss://:hunter2@host",
+        "http://user:hunter2@host/0",
+        "redisses://:hunter2@host",
+        "redis+sqlite://:hunter2@host",
         "sqlite://state.db",
         "sqlite:///",
         "sqlite:///:memory:",

@@ -1,0 +1,208 @@
+"""What Redis adds to the contract: keys and their lives, sizes, what others left there, and how many."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MaxConnectionsError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from proxy.adapters.redis_client import unavailable
+from proxy.adapters.redis_store import MAX_VALUE_BYTES
+from proxy.adapters.store_url import SECRET_KEY, shared_secret
+from proxy.errors import StoreUnavailable
+from proxy.ports import Entry, Record
+from tests.contract.conftest import RedisBench
+
+DAY_S = 86400.0
+
+
+def scoped(n: int, kind: str = "checkpoint:chained:00") -> str:
+    return f"v1:{{tenant.{n:04}}}:{kind}"
+
+
+async def standing(store: Any, count: int) -> list[int]:
+    found = [await store.read([scoped(n)]) for n in range(count)]
+    return [n for n, [value] in enumerate(found) if value is not None]
+
+
+async def test_every_key_has_a_time_to_live_but_the_secret(redis_bench: RedisBench) -> None:
+    store = redis_bench.open()
+    lease = await store.acquire(scoped(1), 10)
+    await store.commit(
+        Record(scoped(1), b"v", DAY_S), [Entry(scoped(1, "rounds"), b"l", DAY_S, 3)], lease=lease
+    )
+    await store.write([Record(scoped(1, "conversation"), b"v", DAY_S)])
+    await shared_secret(store, bytes(32))
+
+    forever = [key for master, key in redis_bench.keys() if master.pttl(key) < 0]
+    assert forever == [redis_bench.url.prefix.encode() + SECRET_KEY.encode()]
+    assert len(redis_bench.keys()) == 9
+
+
+async def test_replicas_agree_on_the_first_secret_and_put_it_back(redis_bench: RedisBench) -> None:
+    stores = [redis_bench.open() for _ in range(3)]
+
+    agreed = await asyncio.gather(*(shared_secret(store, bytes([n]) * 32) for n, store in enumerate(stores)))
+
+    assert len(set(agreed)) == 1
+    await stores[0].delete("")
+    assert await shared_secret(stores[0], agreed[0]) == await shared_secret(stores[1], bytes(32)) == agreed[0]
+
+
+async def test_something_else_in_the_secrets_place_is_not_taken_for_one(redis_bench: RedisBench) -> None:
+    store = redis_bench.open()
+    await store.write([Record(SECRET_KEY, b"short", DAY_S)])
+
+    with pytest.raises(StoreUnavailable):
+        await shared_secret(store, bytes(32))
+
+
+async def test_of_too_many_conversations_the_oldest_leave(redis_bench: RedisBench) -> None:
+    store = redis_bench.open(max_scopes=3)
+    for n in (0, 1, 2, 0, 3, 4):
+        await store.commit(
+            Record(scoped(n, f"checkpoint:chained:{len(redis_bench.keys()):02}"), b"v", DAY_S),
+            [Record(scoped(n), b"v", DAY_S), Entry(scoped(n, "rounds"), b"l", DAY_S, 3)],
+        )
+        await asyncio.sleep(0.002)  # the server counts milliseconds
+    await store.commit(Record("v1:{another.0000}:checkpoint:chained:00", b"v", DAY_S))
+
+    assert await standing(store, 5) == [0, 3, 4]
+    assert await store.read(["v1:{another.0000}:checkpoint:chained:00"]) == [b"v"]
+    gone = [key for _, key in redis_bench.keys() if b"tenant.0001" in key or b"tenant.0002" in key]
+    assert gone == []
+
+
+async def test_what_is_written_counts_apart_from_what_is_committed(redis_bench: RedisBench) -> None:
+    store = redis_bench.open(max_scopes=2)
+    await store.commit(Record(scoped(0), b"v", DAY_S))
+    for n in range(1, 6):
+        await store.write([Record(scoped(n), b"v", DAY_S)])
+        await asyncio.sleep(0.002)
+
+    assert await standing(store, 6) == [0, 4, 5]
+
+
+async def test_a_value_over_the_limit_is_refused_as_a_whole(redis_bench: RedisBench) -> None:
+    store = redis_bench.open()
+    large = bytes(MAX_VALUE_BYTES + 1)
+
+    for items in (
+        [Record("{t}k", large, DAY_S)],
+        [Record("{t}k", b"v", DAY_S), Entry("{t}l", large, DAY_S, 3)],
+    ):
+        with pytest.raises(StoreUnavailable) as caught:
+            await store.write(items)
+        assert caught.value.reason == "store-too-large"
+
+    assert redis_bench.keys() == []
+
+
+async def test_what_another_program_left_is_absent_and_written_over(redis_bench: RedisBench) -> None:
+    store = redis_bench.open()
+    await store.write([Record("{t}value", b"v", DAY_S), Entry("{t}list", b"l", DAY_S, 3)])
+
+    assert await store.read(["{t}list", "{t}value"]) == [None, b"v"]
+    assert await store.tail("{t}value", 3) == []
+    assert await store.commit(Record("{t}list", b"v", DAY_S), [Entry("{t}value", b"l", DAY_S, 3)]) == b"v"
+    assert await store.read(["{t}list"]) == [b"v"]
+    assert await store.tail("{t}value", 3) == [b"l"]
+
+
+async def test_scripts_that_the_server_has_forgotten_are_sent_again(redis_bench: RedisBench) -> None:
+    store = redis_bench.open()
+    await store.write([Record("{t}k", b"v", DAY_S)])
+    for master in redis_bench.masters:
+        master.script_flush()
+
+    assert await store.commit(Record("{t}k2", b"v", DAY_S)) == b"v"
+    assert await store.acquire("{t}k", 10) is not None
+
+
+async def test_fifty_at_once_take_turns_on_one_connection(redis_bench: RedisBench) -> None:
+    redis_bench.url = redis_bench.url.__class__(
+        redis_bench.url.kind, redis_bench.url.nodes, prefix=redis_bench.url.prefix, max_connections=1
+    )
+    store = redis_bench.open()
+    await store.write([Record(f"{{t}}k{n}", b"%d" % n, DAY_S) for n in range(50)])
+
+    found = await asyncio.gather(*(store.read([f"{{t}}k{n}"]) for n in range(50)))
+
+    assert found == [[b"%d" % n] for n in range(50)]
+
+
+async def test_a_call_that_is_cancelled_anywhere_mixes_up_no_answers(redis_bench: RedisBench) -> None:
+    redis_bench.url = redis_bench.url.__class__(
+        redis_bench.url.kind, redis_bench.url.nodes, prefix=redis_bench.url.prefix, max_connections=2
+    )
+    store = redis_bench.open()
+    await store.write([Record(f"{{t}}{n}", b"%d" % n * 100, DAY_S) for n in range(20)])
+    wrong = []
+
+    for steps in range(120):
+        calls = [asyncio.ensure_future(store.read([f"{{t}}{n % 20}"])) for n in range(4)]
+        for _ in range(steps % 40):  # turns of the event loop: from before the first byte to after the last
+            await asyncio.sleep(0)
+        cancelled = calls[steps % 4]
+        cancelled.cancel()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        wrong += [
+            answer
+            for n, answer in enumerate(answers)
+            if answer != [b"%d" % n * 100] and not (calls[n] is cancelled and calls[n].cancelled())
+        ]
+
+    assert wrong == []
+    assert await store.read([f"{{t}}{n}" for n in range(20)]) == [b"%d" % n * 100 for n in range(20)]
+
+
+async def test_a_closed_store_says_so(redis_bench: RedisBench) -> None:
+    store = redis_bench.open()
+    await store.read([])
+    await store.close()
+
+    with pytest.raises(StoreUnavailable) as caught:
+        await store.read(["{t}k"])
+    assert caught.value.reason == "store-closed"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RedisConnectionError("Error 111 connecting to h:6379."), "store-down"),
+        (ConnectionResetError(104, "reset"), "store-down"),
+        (RedisTimeoutError("Timeout"), "store-timeout"),
+        (BusyLoadingError("Redis is loading the dataset in memory"), "store-loading"),
+        (AuthenticationError("invalid username-password pair"), "store-denied"),
+        (NoPermissionError("no permissions"), "store-denied"),
+        (ResponseError("NOAUTH Authentication required."), "store-denied"),
+        (ReadOnlyError("You can't write against a read only replica."), "store-readonly"),
+        (ResponseError("Error running script: @user_script:1: -READONLY You can't write"), "store-readonly"),
+        (ResponseError("MISCONF Redis is configured to save RDB snapshots"), "store-readonly"),
+        (OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), "store-full"),
+        (
+            ResponseError("Error running script (call to f_1): @user_script: 1: -OOM command not"),
+            "store-full",
+        ),
+        (ResponseError("BUSY Redis is busy running a script."), "store-busy"),
+        (MaxConnectionsError("Too many connections"), "store-busy"),
+        (ClusterDownError("The cluster is down"), "store-down"),
+        (ResponseError("ERR wrong number of arguments, near 'secret'"), "store-failed"),
+    ],
+)
+def test_errors_have_reasons_and_show_nothing_that_was_sent(error: Exception, reason: str) -> None:
+    found = unavailable(error)
+
+    assert found.reason == reason
+    assert "secret" not in str(found)

