@@ -95,14 +95,14 @@ class Calibration:
         deviation = self.deviation + weight * (abs(gap) - self.deviation)
         return type(self)(self.mean + weight * gap, deviation, self.observations + 1)
 
-    def size(self, estimate: int, safety: float = 1.0) -> int:
+    def size(self, estimate: int) -> int:
         """What the upstream will count, ⌈tokens⌉; one sigma more until it has reported once."""
         margin = 0.0 if self.observations else self.margin
-        return math.ceil(estimate * safety * math.exp(self.mean + margin))
+        return math.ceil(estimate * math.exp(self.mean + margin))
 
-    def bound(self, estimate: int, safety: float = 1.0) -> int:
+    def bound(self, estimate: int) -> int:
         """As `size`, with one sigma in any case: in simulation under 0.8 % of requests are over 2 % low."""
-        return math.ceil(estimate * safety * math.exp(self.mean + self.margin))
+        return math.ceil(estimate * math.exp(self.mean + self.margin))
 
     @property
     def margin(self) -> float:

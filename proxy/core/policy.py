@@ -42,7 +42,6 @@ class Policy:
         reserves: Tokens kept free of a window.
         keep_messages: Newest messages of the effective list that stay; with only one more than these
             there is nothing to take.
-        earlier: What becomes of the round before: `integrate` hands its summary to the next one.
         stand_in_role: Role of the message put where a span was.
         heading: First line of the stand-in; `{round}` is the round's number.
         task_tokens: Tokens of the first user message kept verbatim; a longer one keeps its head and tail.
@@ -53,7 +52,6 @@ class Policy:
     trigger: tuple[Row, ...]
     reserves: Reserves
     keep_messages: int
-    earlier: Literal["integrate"]
     stand_in_role: StandInRole
     heading: str
     task_tokens: int
@@ -65,7 +63,6 @@ CHAINED = Policy(
     trigger=(Row(percent=80),),
     reserves=Reserves(system=2_000, output=4_000, safety=5_000),
     keep_messages=10,
-    earlier="integrate",
     stand_in_role="assistant",
     heading="## Session Summary (Compaction Round {round})",
     task_tokens=2_000,

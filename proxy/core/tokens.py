@@ -6,7 +6,7 @@ reply; exact for plain text on the models it names), seeds/004 for the character
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from proxy.core.message import Message
@@ -79,14 +79,3 @@ def definition_piece(text: str | bytes) -> str:
     except (ValueError, RecursionError):
         return text if isinstance(text, str) else text.decode("utf-8", "replace")
     return compact
-
-
-def request_tokens(messages: Iterable[int], definitions: Sequence[int] = (), rule: Rule = TIKTOKEN) -> int:
-    """Size of a request, before calibration: its messages, its definitions, and the reply's primer.
-
-    Args:
-        messages: `message_tokens` of each message.
-        definitions: Counts of the `definition_piece` of each field that has one.
-        rule: The framing that belongs to the counter.
-    """
-    return sum(messages) + sum(definitions) + rule.reply

@@ -1,23 +1,15 @@
 """The front door: a pure ASGI application that decides who answers a request."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import ClientDisconnect
+from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.errors import RequestRefused, UpstreamError
 from proxy.relay.exchange import send_error
 from proxy.relay.headers import refuse_loop, value
 from proxy.relay.paths import is_compacted, is_own
-
-
-async def answer_lifespan(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - ASGI's shape
-    """A life cycle in which nothing has to be done."""
-    while True:
-        event = (await receive())["type"]
-        await send({"type": f"{event}.complete"})
-        if event == "lifespan.shutdown":
-            return
 
 
 def _refuse_upgrade(scope: Scope) -> None:
@@ -37,7 +29,7 @@ class Dispatcher:
         blind: Answers everything else.
         hop: The mark of this installation, 16 hex digits.
         base_path: Where our own paths live instead of the root.
-        lifespan: Is given the server's lifespan events.
+        lifespan: Is given the server's lifespan events; by default nothing has to be done.
     """
 
     admin: ASGIApp
@@ -45,7 +37,7 @@ class Dispatcher:
     blind: ASGIApp
     hop: str
     base_path: str = ""
-    lifespan: ASGIApp = answer_lifespan
+    lifespan: ASGIApp = field(default_factory=Router)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or run the server's life cycle."""

@@ -40,12 +40,10 @@ class Who:
     Attributes:
         tenant: Digest of the credential.
         conversation: Id of the conversation, if a header named one.
-        origin: Of the upstream.
     """
 
     tenant: str
     conversation: str | None
-    origin: str
 
 
 @dataclass(slots=True)
@@ -133,13 +131,10 @@ class Chat:
         session = self._config.session
         whose = tenant(scope["headers"], self._secret, self._origin, session.tenant)
         named = conversation(scope["headers"], session.headers, self._secret, whose)
-        return Who(whose, named, self._origin)
+        return Who(whose, named)
 
     async def _fit(self, passage: _Passage) -> None:
         """Decide what to forward."""
-        if value(passage.scope["headers"], b"content-encoding") not in {None, b"identity"}:
-            passage.fit = replace(passage.fit, report=Report(Status.NONE, reason="encoded"))
-            return
         path_model = deployment(passage.scope["raw_path"])
         if not passage.control.in_force and self._gate.passes(passage.raw, path_model):
             return
@@ -155,8 +150,10 @@ class Chat:
         """The request as the compactor takes it.
 
         Raises:
-            Unreadable: It is no chat request.
+            Unreadable: It is no chat request, or an encoded one (`encoded`).
         """
+        if value(passage.scope["headers"], b"content-encoding") not in {None, b"identity"}:
+            raise Unreadable("encoded")
         body = read(passage.raw)
         model = deployment(passage.scope["raw_path"]) or body.model
         settings = for_model(self._config, model)
@@ -165,7 +162,7 @@ class Chat:
             model=model,
             tenant=passage.who.tenant,
             conversation=passage.who.conversation,
-            origin=passage.who.origin,
+            origin=self._origin,
             settings=settings,
             mode=self._mode(passage, settings),
             trigger_tokens=passage.control.trigger_tokens,
@@ -205,7 +202,7 @@ class Chat:
         seen = await refused.peek(PEEK_BYTES)
         encoding = refused.response.headers.get("content-encoding", "")
         overflow = detect(refused.response.status_code, seen, encoding)
-        if overflow is None or fit.report.reason == "encoded":
+        if overflow is None:
             return None
         started = time.perf_counter()
         try:

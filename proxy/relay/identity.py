@@ -10,9 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
-Headers = Sequence[tuple[bytes, bytes]]
-
-CREDENTIAL_HEADERS: Final = frozenset({b"authorization", b"api-key", b"x-api-key", b"x-goog-api-key"})
+from proxy.relay.headers import CREDENTIALS
 
 # Agents that run under one session id each hold a conversation of their own.
 _LANES: Final = {"x-claude-code-session-id": "x-claude-code-agent-id"}
@@ -42,7 +40,7 @@ def origin(url: str) -> str:
     return f"{parts.scheme}://{host}:{port}"
 
 
-def tenant(headers: Headers, secret: bytes, origin: str, mode: str) -> str:
+def tenant(headers: Sequence[tuple[bytes, bytes]], secret: bytes, origin: str, mode: str) -> str:
     """Whose request it is, as 64 hex digits.
 
     Args:
@@ -53,7 +51,7 @@ def tenant(headers: Headers, secret: bytes, origin: str, mode: str) -> str:
             tenants apart, all are one: anonymous.
     """
     kind, _, name = mode.partition(":")
-    wanted = CREDENTIAL_HEADERS if kind == "credential" else frozenset({name.lower().encode()})
+    wanted = CREDENTIALS if kind == "credential" else frozenset({name.lower().encode()})
     # Sorted, because the order of different headers means nothing (RFC 9110 §5.3).
     found = sorted((key.lower(), value) for key, value in headers if key.lower() in wanted and value.strip())
     source = kind.encode() if found else b"anonymous"
@@ -71,7 +69,7 @@ def _valid(value: bytes) -> bytes | None:
     return text.encode("utf-8") if valid else None
 
 
-def _ids(headers: Headers, names: Iterable[str]) -> dict[str, bytes]:
+def _ids(headers: Sequence[tuple[bytes, bytes]], names: Iterable[str]) -> dict[str, bytes]:
     """The first valid id in each of the headers named, by lower-case name."""
     wanted = {name.encode(): name for name in names}
     found: dict[str, bytes] = {}
@@ -92,7 +90,9 @@ def named(secret: bytes, tenant: str, kind: str, *values: bytes) -> str:
     return "c_" + digest[:_DIGEST_CHARACTERS]
 
 
-def conversation(headers: Headers, names: Sequence[str], secret: bytes, tenant: str) -> str | None:
+def conversation(
+    headers: Sequence[tuple[bytes, bytes]], names: Sequence[str], secret: bytes, tenant: str
+) -> str | None:
     """The conversation that the headers name: the first of `names` that holds a valid id decides.
 
     A valid id has 1 to 256 printable characters, white space around it aside. None if there is none.

@@ -90,10 +90,6 @@ def test_the_margin_of_a_size_ends_with_the_first_observation() -> None:
     assert fresh.observe(10_000, 10_000).bound(10_000) == math.ceil(10_000 * math.exp(0.1))
 
 
-def test_safety_multiplies() -> None:
-    assert Calibration(mean=0.0, deviation=0.0, observations=1).size(10_000, 1.05) == 10_500
-
-
 @pytest.mark.parametrize(
     ("model", "ratio"),
     [

@@ -19,7 +19,7 @@ from proxy.core.policy import CHAINED, STRATEGIES, Policy, SummaryShape, known_w
 from proxy.core.render import excerpt, render, stand_in_text
 from proxy.core.repair import GO_ON, alternate, repair
 from proxy.core.summary import NO_TASK, prompt, task_of, transcript, validated
-from proxy.core.tokens import CHARACTERS, message_tokens, pieces, request_tokens
+from proxy.core.tokens import CHARACTERS, message_tokens, pieces
 from proxy.core.trigger import Row, fired, mark
 
 SUMMARY = "### Current State\n- Working on: AI"
@@ -99,12 +99,9 @@ def compacted(messages: Sequence[Message], earlier: Checkpoint | None = None) ->
 def characters(messages: Sequence[Message]) -> int:
     """Size under the rule `characters`."""
     counter = CharacterCounter()
-    return request_tokens(
-        [
-            message_tokens(each, [counter.count(piece, "") for piece in pieces(each, CHARACTERS)], CHARACTERS)
-            for each in messages
-        ],
-        rule=CHARACTERS,
+    return sum(
+        message_tokens(each, [counter.count(piece, "") for piece in pieces(each, CHARACTERS)], CHARACTERS)
+        for each in messages
     )
 
 
@@ -135,7 +132,6 @@ def test_defaults_are_the_seeds() -> None:
         trigger=(Row(percent=80),),
         reserves=Reserves(system=2_000, output=4_000, safety=5_000),
         keep_messages=10,
-        earlier="integrate",
         stand_in_role="assistant",
         heading="## Session Summary (Compaction Round {round})",
         task_tokens=2_000,

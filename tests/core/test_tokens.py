@@ -10,7 +10,6 @@ from proxy.core.tokens import (
     definition_piece,
     message_tokens,
     pieces,
-    request_tokens,
 )
 
 CALLING = Message(
@@ -55,11 +54,6 @@ def test_a_message_is_its_pieces_and_its_framing(message: Message, rule: Rule, e
 def test_content_that_is_not_text_is_added(rule: Rule) -> None:
     message = Message(role="user")
     assert message_tokens(message, [], rule, parts=765) == message_tokens(message, [], rule) + 765
-
-
-def test_a_request_is_its_messages_its_definitions_and_the_reply() -> None:
-    assert request_tokens([10, 20], [5, 7]) == 45
-    assert request_tokens([10, 20], [5, 7], CHARACTERS) == 42
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.config.sections import SESSION_HEADERS
-from proxy.relay.identity import CREDENTIAL_HEADERS, conversation, minted, named, origin, tenant
+from proxy.relay.headers import CREDENTIALS
+from proxy.relay.identity import conversation, minted, named, origin, tenant
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "identity.json").read_text())
 SECRET = b"secret"
@@ -56,10 +57,10 @@ def test_a_minted_id_is_that_of_its_vector(vector: dict[str, Any]) -> None:
 
 SECRETS = st.binary(max_size=100)
 VALUES = st.binary(max_size=12)
-CREDENTIALS = st.lists(st.tuples(st.sampled_from(sorted(CREDENTIAL_HEADERS)), VALUES))
+SHOWN = st.lists(st.tuples(st.sampled_from(sorted(CREDENTIALS)), VALUES))
 
 
-@given(SECRETS, CREDENTIALS, st.sampled_from([ORIGIN, "http://127.0.0.1:80"]))
+@given(SECRETS, SHOWN, st.sampled_from([ORIGIN, "http://127.0.0.1:80"]))
 def test_a_tenant_is_a_keyed_digest_of_its_credentials(
     secret: bytes, headers: list[tuple[bytes, bytes]], where: str
 ) -> None:
@@ -72,7 +73,7 @@ def test_a_tenant_is_a_keyed_digest_of_its_credentials(
     )
 
 
-@given(CREDENTIALS, st.randoms(use_true_random=False))
+@given(SHOWN, st.randoms(use_true_random=False))
 def test_the_order_of_headers_does_not_matter(headers: list[tuple[bytes, bytes]], random: Any) -> None:
     shuffled = [(key.upper(), value) for key, value in headers]
     random.shuffle(shuffled)

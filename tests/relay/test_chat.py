@@ -1,0 +1,55 @@
+"""The endpoint of the compacted paths over real sockets, with the demo's provider behind it."""
+
+import gzip
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from proxy.adapters.character_counter import CharacterCounter
+from proxy.app import create_app
+from proxy.demo.provider import AGENT_MODEL, Provider, Settings, create_provider
+from proxy.demo.run import demo_config
+from proxy.serving import served
+
+PATH = "/v1/chat/completions"
+BODY = json.dumps({"model": AGENT_MODEL, "messages": [{"role": "user", "content": "Hello"}]}).encode()
+
+
+@pytest.fixture
+def provider() -> Provider:
+    return create_provider(Settings(CharacterCounter()))
+
+
+@pytest.fixture
+async def client(provider: Provider) -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        served(provider) as provider_url,
+        served(create_app(demo_config(provider_url))) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False) as made,
+    ):
+        yield made
+
+
+def ours(answer: httpx.Response) -> dict[str, str]:
+    return {name: value for name, value in answer.headers.items() if name.startswith("x-compaction")}
+
+
+async def test_a_request_that_passes_the_gate_carries_its_status_only(client: httpx.AsyncClient) -> None:
+    answer = await client.post(PATH, content=BODY)
+    assert (answer.status_code, ours(answer)) == (200, {"x-compaction-status": "none"})
+
+
+async def test_an_encoded_body_is_relayed_as_it_came_and_says_why(
+    client: httpx.AsyncClient, provider: Provider
+) -> None:
+    packed = gzip.compress(BODY)
+    answer = await client.post(PATH, content=packed, headers={"content-encoding": "gzip"})
+    assert ours(answer) == {"x-compaction-status": "none", "x-compaction-reason": "encoded"}
+    assert provider.log[-1].body == packed
+
+
+async def test_a_header_of_ours_that_makes_no_sense_is_refused(client: httpx.AsyncClient) -> None:
+    answer = await client.post(PATH, content=BODY, headers={"x-compaction-trigger-tokens": "9" * 5_000})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_compaction_header")
