@@ -89,8 +89,8 @@ class Store(Protocol):
     async def acquire(self, key: str, ttl_s: float) -> Lease | None:
         """A lease on `key`, unless another holds one that has not expired.
 
-        It has nothing to do with a record of the same key, but is kept with it: a commit names a lease whose key
-        shares the hash tag.
+        It has nothing to do with a record of the same key, but is kept with it: a commit names a lease whose
+        key shares the hash tag.
         """
         ...
 

@@ -1,6 +1,7 @@
 """What Redis adds to the contract: keys and their lives, sizes, what others left there, and how many."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,9 +46,9 @@ async def test_every_key_has_a_time_to_live_but_the_secret(redis_bench: RedisBen
     await store.write([Record(scoped(1, "conversation"), b"v", DAY_S)])
     await shared_secret(store, bytes(32))
 
-    forever = [key for master, key in redis_bench.keys() if master.pttl(key) < 0]
+    forever = [key for master, key in redis_bench.held() if master.pttl(key) < 0]
     assert forever == [redis_bench.url.prefix.encode() + SECRET_KEY.encode()]
-    assert len(redis_bench.keys()) == 9
+    assert len(redis_bench.held()) == 9
 
 
 async def test_replicas_agree_on_the_first_secret_and_put_it_back(redis_bench: RedisBench) -> None:
@@ -72,7 +73,7 @@ async def test_of_too_many_conversations_the_oldest_leave(redis_bench: RedisBenc
     store = redis_bench.open(max_scopes=3)
     for n in (0, 1, 2, 0, 3, 4):
         await store.commit(
-            Record(scoped(n, f"checkpoint:chained:{len(redis_bench.keys()):02}"), b"v", DAY_S),
+            Record(scoped(n, f"checkpoint:chained:{len(redis_bench.held()):02}"), b"v", DAY_S),
             [Record(scoped(n), b"v", DAY_S), Entry(scoped(n, "rounds"), b"l", DAY_S, 3)],
         )
         await asyncio.sleep(0.002)  # the server counts milliseconds
@@ -80,7 +81,7 @@ async def test_of_too_many_conversations_the_oldest_leave(redis_bench: RedisBenc
 
     assert await standing(store, 5) == [0, 3, 4]
     assert await store.read(["v1:{another.0000}:checkpoint:chained:00"]) == [b"v"]
-    gone = [key for _, key in redis_bench.keys() if b"tenant.0001" in key or b"tenant.0002" in key]
+    gone = [key for _, key in redis_bench.held() if b"tenant.0001" in key or b"tenant.0002" in key]
     assert gone == []
 
 
@@ -98,15 +99,17 @@ async def test_a_value_over_the_limit_is_refused_as_a_whole(redis_bench: RedisBe
     store = redis_bench.open()
     large = bytes(MAX_VALUE_BYTES + 1)
 
-    for items in (
+    attempts: list[list[Record | Entry]] = [
         [Record("{t}k", large, DAY_S)],
         [Record("{t}k", b"v", DAY_S), Entry("{t}l", large, DAY_S, 3)],
-    ):
+    ]
+
+    for items in attempts:
         with pytest.raises(StoreUnavailable) as caught:
             await store.write(items)
         assert caught.value.reason == "store-too-large"
 
-    assert redis_bench.keys() == []
+    assert redis_bench.held() == []
 
 
 async def test_what_another_program_left_is_absent_and_written_over(redis_bench: RedisBench) -> None:
@@ -131,9 +134,7 @@ async def test_scripts_that_the_server_has_forgotten_are_sent_again(redis_bench:
 
 
 async def test_fifty_at_once_take_turns_on_one_connection(redis_bench: RedisBench) -> None:
-    redis_bench.url = redis_bench.url.__class__(
-        redis_bench.url.kind, redis_bench.url.nodes, prefix=redis_bench.url.prefix, max_connections=1
-    )
+    redis_bench.url = replace(redis_bench.url, max_connections=1)
     store = redis_bench.open()
     await store.write([Record(f"{{t}}k{n}", b"%d" % n, DAY_S) for n in range(50)])
 
@@ -143,9 +144,7 @@ async def test_fifty_at_once_take_turns_on_one_connection(redis_bench: RedisBenc
 
 
 async def test_a_call_that_is_cancelled_anywhere_mixes_up_no_answers(redis_bench: RedisBench) -> None:
-    redis_bench.url = redis_bench.url.__class__(
-        redis_bench.url.kind, redis_bench.url.nodes, prefix=redis_bench.url.prefix, max_connections=2
-    )
+    redis_bench.url = replace(redis_bench.url, max_connections=2)
     store = redis_bench.open()
     await store.write([Record(f"{{t}}{n}", b"%d" % n * 100, DAY_S) for n in range(20)])
     wrong = []
