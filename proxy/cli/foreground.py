@@ -76,6 +76,7 @@ def serve_on(
     config: Config,
     started: Callable[[socket.socket], None],
     *,
+    ending: Callable[[], None] | None = None,
     worker: int | None = None,
     obey: Callable[[serving.Foreground], None] | None = None,
 ) -> None:
@@ -85,6 +86,7 @@ def serve_on(
         bind: Gives the listening socket, once the application is built.
         config: The configuration.
         started: Called with the socket once requests are accepted.
+        ending: Called when the proxy begins to end.
         worker: Number of the worker that this process is; None if it is the only one.
         obey: Given the server, so that it can be told to end by something else than signals.
 
@@ -106,6 +108,8 @@ def serve_on(
             drain_s=waits.drain_s,
             **named,
         )
+        if ending is not None:
+            ending()
 
     running = serving.server(create_app(config), waits, told, insistent=worker is None)
     if obey is not None:
@@ -113,8 +117,8 @@ def serve_on(
     bound = bind()
     with asyncio.Runner(loop_factory=running.config.get_loop_factory()) as runner:
         runner.run(serving.run(running, bound, lambda: started(bound)))
-        ending = running.ending
-        counts = {"finished": ending.finished, "dropped": ending.dropped, "cut": ending.cut}
+        came = running.ending
+        counts = {"finished": came.finished, "dropped": came.dropped, "cut": came.cut}
         log.info(logs.SERVING_STOPPED, **counts, **named)
         _exit_soon()
 

@@ -1,9 +1,10 @@
 """`serve --workers N`: proxies on one port, and their parent, who replaces one that dies and ends with them.
 
 On Linux each worker has a listening socket of its own, made and held by the parent: the kernel spreads
-connections evenly, and those that wait for a worker which has just died are taken by the one that follows
-it. Elsewhere all share one socket. Parent and workers talk over a pipe: signals may reach both of them (a
-terminal, a service manager), and a worker whose parent is gone sees the pipe end.
+connections evenly (one socket for all would give most of a burst to one worker), and those that wait for a
+worker which has just died are taken by the one that follows it. Elsewhere all share one socket. Parent and
+workers talk over a pipe: signals may reach both of them (a terminal, a service manager), and a worker whose
+parent is gone sees the pipe end.
 """
 
 import logging
@@ -35,7 +36,9 @@ SOUND_S = 60.0
 LATE_S = 10.0
 HURRIED_S = 3.0
 
-STARTED, STOP, STOP_NOW = b"", b"stop", b"now"
+# What a worker says (anything else is why it refuses the configuration), and what it is told.
+STARTED, ENDING = b"started", b"ending"
+STOP, STOP_NOW = b"stop", b"now"
 
 _spawn = get_context("spawn")
 
@@ -55,10 +58,21 @@ def work(config: Config, bound: socket, parent: Connection, number: int) -> None
     def obey(running: serving.Foreground) -> None:
         threading.Thread(target=_obey, args=(parent, running), daemon=True).start()
 
+    def say(what: bytes) -> None:
+        with suppress(OSError):  # a parent that is gone
+            parent.send_bytes(what)
+
     try:
-        serve_on(lambda: bound, config, lambda _: parent.send_bytes(STARTED), worker=number, obey=obey)
+        serve_on(
+            lambda: bound,
+            config,
+            lambda _: say(STARTED),
+            ending=lambda: say(ENDING),
+            worker=number,
+            obey=obey,
+        )
     except ConfigError as error:
-        parent.send_bytes(str(error).encode())
+        say(str(error).encode())
         sys.exit(1)
     except ProxyError:
         sys.exit(1)
@@ -101,10 +115,20 @@ class _Worker:
         try:
             while self.pipe is not None and self.pipe.poll():
                 said = self.pipe.recv_bytes()
-                self.up = self.up or said == STARTED
-                self.refusal = said.decode()
+                if said == STARTED:
+                    self.up = True
+                elif said == ENDING:
+                    self.retreat()
+                else:
+                    self.refusal = said.decode()
         except (EOFError, OSError):
             self.close()
+
+    def retreat(self) -> None:
+        """Give up the listening socket, so that the others get the connections until there is a new one."""
+        if serving.PORT_IS_SPREAD and self.bound is not None:
+            self.bound.close()
+            self.bound = None
 
     def close(self) -> None:
         """Hang up."""
@@ -237,9 +261,8 @@ class _Parent:
         sound = worker.up and time.monotonic() - worker.born >= SOUND_S
         worker.deaths = 0 if sound else worker.deaths + 1
         worker.due = time.monotonic() + min(PAUSE_S * 2 ** max(worker.deaths - 1, 0), MAX_PAUSE_S)
-        if not worker.up and serving.PORT_IS_SPREAD and worker.bound is not None:
-            worker.bound.close()  # connections go to the others until there is a worker for them
-            worker.bound = None
+        if not worker.up:  # the next may not come up either
+            worker.retreat()
 
     def _kill_late(self) -> None:
         if self.end_by is not None and time.monotonic() >= self.end_by:

@@ -64,14 +64,29 @@ def server(
     return Foreground(_settings(app), patience, told, insistent=insistent)
 
 
+def _shared(family: int, address: tuple[str, int] | tuple[int, bytes]) -> socket.socket:
+    """A socket on a port that others have, too, which does not listen yet."""
+    bound = socket.socket(family)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
 def listen(host: str, port: int, *, spread: bool = False) -> socket.socket:
     """A listening socket; port 0 takes a free one.
 
     Args:
         host: Address or name; empty: every address of this machine.
         port: TCP port.
-        spread: Share the port with other such sockets; the kernel spreads connections over them. Only where
-            `PORT_IS_SPREAD`.
+        spread: Share the port with other such sockets; the kernel spreads connections over those that
+            listen, and this one does when it is served. Only where `PORT_IS_SPREAD`.
 
     Raises:
         ConfigError: The address cannot be listened on.
@@ -79,7 +94,9 @@ def listen(host: str, port: int, *, spread: bool = False) -> socket.socket:
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
-        return socket.create_server(address[:2], family=family, backlog=BACKLOG, reuse_port=spread)
+        if spread:
+            return _shared(family, address[:2])
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         # Python adds the address to the system's words; the name service has negative numbers of its own.
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror

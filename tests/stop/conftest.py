@@ -145,14 +145,17 @@ class Stop:
         finally:
             server.close()
 
-    async def spawn(self, *arguments: str, **environ: str) -> asyncio.subprocess.Process:
+    async def spawn(
+        self, *arguments: str, errors_to: str = "stderr", **environ: str
+    ) -> asyncio.subprocess.Process:
         """A proxy that has just been started, in a process group of its own."""
-        errors = (self.folder / "stderr").open("wb")
+        errors = (self.folder / errors_to).open("wb")
         with errors:
             return await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "proxy", "serve", "--port", "0", *arguments,
                 cwd=self.folder,
-                env={"HOME": str(self.folder), "PYTHONPATH": str(ROOT), **environ},
+                # Python runs a `sitecustomize` that a test may have put into the folder.
+                env={"HOME": str(self.folder), "PYTHONPATH": f"{self.folder}{os.pathsep}{ROOT}", **environ},
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,

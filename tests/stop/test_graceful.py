@@ -14,6 +14,15 @@ HALF_BODY = b'POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1
 ENDLESS = 100_000
 LONG_TALK = [{"role": ("user", "assistant")[n % 2], "content": f"Word {n}. " * 200} for n in range(31)]
 
+# A thread of the standard library's, as name look-ups use it, that is at work for a minute at the end.
+HANGING = """
+import asyncio, time
+from proxy.conversations import Conversations
+async def close(self):
+    asyncio.get_running_loop().run_in_executor(None, time.sleep, 60)
+Conversations.close = close
+"""
+
 
 async def opened(
     port: int, sent: bytes, count: int
@@ -197,3 +206,10 @@ async def test_a_store_that_hangs_does_not_hold_it_up(stop: Any) -> None:
         took_s = await running.end(15)
         await holder.communicate(b"\n")
     assert took_s < 8
+
+
+async def test_a_thread_that_hangs_does_not_hold_it_up(stop: Any) -> None:
+    (stop.folder / "sitecustomize.py").write_text(HANGING)
+    async with stop.proxy() as running:
+        await running.end(10)
+    assert running.events("serving.stopped") == [{"finished": 0, "dropped": 0, "cut": 0}]
