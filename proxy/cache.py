@@ -43,6 +43,11 @@ class Cache:
         while self._bytes > self._max_bytes:
             self._drop(next(iter(self._held)))
 
+    def forget(self, prefix: str) -> None:
+        """Let go of everything whose key begins with `prefix`."""
+        for key in [key for key in self._held if key.startswith(prefix)]:
+            self._drop(key)
+
     def _drop(self, key: str) -> None:
         held = self._held.pop(key, None)
         if held is not None:

@@ -1,39 +1,34 @@
 """The records kept in a store, and how to live with a store that is slow, broken or away.
 
-Every call has a deadline, and a breaker leaves a failing store alone, so that a dead or hung one costs a
-fraction of a second once and then nothing. What was read or made lately is held in the process and asked
-first; a record that could not be saved is used from there.
+A store that fails is left alone until it answers again (`proxy.reach`). What was read or made lately is held
+in the process and asked first; a record that could not be saved is used from there.
 
 A store's first open may take longer than the deadline (a large log to recover, a migration). `open` gives
 it more time at start-up; where even that is not enough, or nobody calls it, the work goes on in the store
-and the breaker's next probe finds it done.
+and the next probe finds it done.
 """
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from proxy.breaker import Breaker
 from proxy.cache import Cache
 from proxy.core import envelope
 from proxy.core.keys import hash_tag
-from proxy.deadline import within
 from proxy.errors import StoreUnavailable
 from proxy.ports import Entry, Lease, Record, Store
+from proxy.reach import DEADLINE_S, PROBE_EVERY_S, RESTING, Reach
 
-DEADLINE_S = 0.25
 OPEN_LIMIT_S = 1.0
+FORGET_LIMIT_S = 60.0
 CACHE_BYTES = 32 * 1024 * 1024
-CALLS_AT_ONCE = 8
 KNOWN_FOR_S = 3600.0
 """How long a record that stands in the store is used without asking again; others may have changed it."""
 
-_RESTING = "store-resting"
 _UNREADABLE = "store-unreadable"
 
-_T = TypeVar("_T")
 Fields = Mapping[str, Any]
 """What a record says: JSON values under names. Records that come back are shared; do not change them."""
 
@@ -93,13 +88,14 @@ class Records:
     """Records by key, over a store.
 
     No method raises because of the store; what went wrong goes to `report`, once per attempt (nothing is
-    attempted, nor reported of reading, while the breaker rests).
+    attempted, nor reported of reading, while the store is left alone).
 
     Args:
         store: Where records are kept.
         report: Told of each failure.
         clock: Monotonic seconds.
         deadline_s: The longest that one call of the store is waited for.
+        probe_every_s: Seconds between two probes of a store that is left alone.
         cache_bytes: JSON bytes of the records held in the process.
     """
 
@@ -110,24 +106,23 @@ class Records:
         *,
         clock: Callable[[], float] = time.monotonic,
         deadline_s: float = DEADLINE_S,
+        probe_every_s: float = PROBE_EVERY_S,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self._store = store
         self._report = report
-        self._deadline_s = deadline_s
-        self._breaker = Breaker(clock)
+        self._reach = Reach(store, clock=clock, deadline_s=deadline_s, probe_every_s=probe_every_s)
         self._cache = Cache(cache_bytes, clock)
-        self._slots = asyncio.Semaphore(CALLS_AT_ONCE)
 
     @property
     def healthy(self) -> bool:
         """Whether the store is in use; False while it is left alone."""
-        return self._breaker.closed
+        return self._reach.healthy
 
     async def open(self, limit_s: float = OPEN_LIMIT_S) -> bool:
         """Let the store open its file or connections, within `limit_s` seconds. Whether that worked."""
         try:
-            await self._ask(lambda: self._store.read([]), limit_s)
+            await self._reach.ask(lambda: self._store.read([]), limit_s)
         except StoreUnavailable as error:
             self._report(error)
             return False
@@ -181,7 +176,7 @@ class Records:
         try:
             value = _packed(fields)
             self._remember(key, value, ttl_s)
-            saved = await self._ask(lambda: self._overwritten(Record(key, value, ttl_s)))
+            saved = await self._reach.ask(lambda: self._overwritten(Record(key, value, ttl_s)))
         except StoreUnavailable as error:
             self._note(error)
             return False
@@ -193,7 +188,7 @@ class Records:
         """Add a line to a list of which the newest `keep` stay. Whether it was saved."""
         try:
             entry = _sealed(Line(key, fields, ttl_s, keep))
-            await self._ask(lambda: self._store.write([entry]))
+            await self._reach.ask(lambda: self._store.write([entry]))
         except StoreUnavailable as error:
             self._note(error)
             return False
@@ -202,7 +197,7 @@ class Records:
     async def tail(self, key: str, limit: int) -> list[Fields]:
         """The newest `limit` lines of a list, oldest first, without those that are not ours to read."""
         try:
-            lines = await self._ask(lambda: self._store.tail(key, limit))
+            lines = await self._reach.ask(lambda: self._store.tail(key, limit))
         except StoreUnavailable as error:
             self._note(error)
             return []
@@ -214,12 +209,12 @@ class Records:
         Raises:
             StoreUnavailable: There is nobody to ask.
         """
-        return await self._ask(lambda: self._store.acquire(key, ttl_s))
+        return await self._reach.ask(lambda: self._store.acquire(key, ttl_s))
 
     async def renew(self, lease: Lease, ttl_s: float) -> bool:
         """Prolong a lease. False if it is lost, as far as can be told."""
         try:
-            return await self._ask(lambda: self._store.renew(lease, ttl_s))
+            return await self._reach.ask(lambda: self._store.renew(lease, ttl_s))
         except StoreUnavailable as error:
             self._note(error)
             return False
@@ -227,38 +222,26 @@ class Records:
     async def release(self, lease: Lease) -> None:
         """Give a lease back."""
         try:
-            await self._ask(lambda: self._store.release(lease))
+            await self._reach.ask(lambda: self._store.release(lease))
         except StoreUnavailable as error:
             self._note(error)
 
+    async def forget(self, prefix: str) -> int | None:
+        """Forget everything whose key begins with `prefix`; how many, or None if the store failed.
+
+        What this process holds of it is forgotten in any case; another may use what it holds for an hour.
+        """
+        self._cache.forget(prefix)
+        try:
+            return await self._reach.ask(lambda: self._store.delete(prefix), FORGET_LIMIT_S)
+        except StoreUnavailable as error:
+            self._report(error)
+            return None
+
     async def close(self) -> None:
         """Close the store."""
+        await self._reach.close()
         await self._store.close()
-
-    async def _ask(self, call: Callable[[], Awaitable[_T]], limit_s: float | None = None) -> _T:
-        """One call of the store, or StoreUnavailable: at once while it rests, else within the deadline."""
-        closed = self._breaker.closed
-        if not self._breaker.allows():
-            raise StoreUnavailable(_RESTING)
-        try:
-            answer = await within(limit_s or self._deadline_s, self._call(call, was_closed=closed))
-        except TimeoutError as error:
-            self._breaker.failed(timed_out=True)
-            raise StoreUnavailable("store-timeout") from error
-        except OSError as error:
-            self._breaker.failed()
-            raise StoreUnavailable("store-failed", error.strerror or "") from error
-        except StoreUnavailable:
-            self._breaker.failed()
-            raise
-        self._breaker.succeeded()
-        return answer
-
-    async def _call(self, call: Callable[[], Awaitable[_T]], *, was_closed: bool) -> _T:
-        async with self._slots:
-            if was_closed and not self._breaker.closed:  # the store broke while this call waited for its turn
-                raise StoreUnavailable(_RESTING)
-            return await call()
 
     async def _overwritten(self, record: Record) -> bool:
         (there,) = await self._store.read([record.key])
@@ -269,7 +252,7 @@ class Records:
 
     async def _fetched(self, keys: list[str]) -> dict[str, Fields]:
         try:
-            values = await self._ask(lambda: self._store.read(keys))
+            values = await self._reach.ask(lambda: self._store.read(keys))
         except StoreUnavailable as error:
             self._note(error)
             return {}
@@ -287,7 +270,7 @@ class Records:
     ) -> Fields | None:
         record = Record(claim.key, _packed(claim.fields), claim.ttl_s)
         sealed = [_sealed(item) for item in also]
-        value = await self._ask(lambda: self._store.commit(record, sealed, lease=lease))
+        value = await self._reach.ask(lambda: self._store.commit(record, sealed, lease=lease))
         if value is None:
             return None
         winner = self._remember(claim.key, value, min(claim.ttl_s, KNOWN_FOR_S))
@@ -302,14 +285,9 @@ class Records:
             return held
         for item in (claim, *also):
             if isinstance(item, Item):
-                self._hold_unsaved(item)
+                with suppress(StoreUnavailable):  # too large for a record; reported when it was to be saved
+                    self._remember(item.key, _packed(item.fields), item.ttl_s)
         return self._cache.get(claim.key) or claim.fields
-
-    def _hold_unsaved(self, item: Item) -> None:
-        try:
-            self._remember(item.key, _packed(item.fields), item.ttl_s)
-        except StoreUnavailable:
-            return  # too large for a record; reported when it was to be saved
 
     def _remember(self, key: str, value: bytes, ttl_s: float) -> Fields | None:
         fields = envelope.unpack(value)
@@ -318,5 +296,5 @@ class Records:
         return fields
 
     def _note(self, error: StoreUnavailable) -> None:
-        if error.reason != _RESTING:
+        if error.reason != RESTING:
             self._report(error)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,8 +11,9 @@ import pytest
 from proxy.adapters.memory_store import MemoryStore
 from proxy.core.envelope import pack
 from proxy.errors import StoreUnavailable
-from proxy.ports import Entry, Record, Store
-from proxy.records import CALLS_AT_ONCE, Fields, Item, Line, Records
+from proxy.ports import Entry, Lease, Record, Store
+from proxy.reach import CALLS_AT_ONCE
+from proxy.records import Item, Line, Records
 
 DAY_S = 86400.0
 NEWER = b"\x02\x00{}"
@@ -50,9 +51,11 @@ class Watched:
         await self._do("read")
         return await self.inner.read(keys)
 
-    async def commit(self, claim: Record, also: Sequence[Record | Entry] = ()) -> bytes:
+    async def commit(
+        self, claim: Record, also: Sequence[Record | Entry] = (), *, lease: Lease | None = None
+    ) -> bytes | None:
         await self._do("commit")
-        return await self.inner.commit(claim, also)
+        return await self.inner.commit(claim, also, lease=lease)
 
     async def write(self, items: Sequence[Record | Entry]) -> None:
         await self._do("write")
@@ -61,6 +64,22 @@ class Watched:
     async def tail(self, key: str, limit: int) -> list[bytes]:
         await self._do("tail")
         return await self.inner.tail(key, limit)
+
+    async def acquire(self, key: str, ttl_s: float) -> Lease | None:
+        await self._do("acquire")
+        return await self.inner.acquire(key, ttl_s)
+
+    async def renew(self, lease: Lease, ttl_s: float) -> bool:
+        await self._do("renew")
+        return await self.inner.renew(lease, ttl_s)
+
+    async def release(self, lease: Lease) -> None:
+        await self._do("release")
+        await self.inner.release(lease)
+
+    async def delete(self, prefix: str) -> int:
+        await self._do("delete")
+        return await self.inner.delete(prefix)
 
     async def close(self) -> None:
         await self._do("close")
@@ -216,7 +235,7 @@ async def test_a_key_taken_by_a_newer_version_leaves_us_with_our_own() -> None:
 
 async def everything(records: Records) -> list[object]:
     """One call of each kind; the store holds nothing that they could find."""
-    saved: Fields = await records.save(
+    saved = await records.save(
         "{t}k", {"n": 1}, ttl_s=DAY_S, also=[Item("{t}a", {"n": 2}, DAY_S), Line("{t}log", {}, DAY_S, 3)]
     )
     return [
@@ -272,26 +291,82 @@ async def test_a_hung_store_holds_a_few_calls_and_the_rest_fail_with_them() -> N
     assert time.monotonic() - start < 2.5
 
 
+async def recovered(records: Records) -> None:
+    async with asyncio.timeout(10):
+        while not records.healthy:  # noqa: ASYNC110 - nobody is told when it recovers
+            await asyncio.sleep(0.001)
+
+
 async def test_a_store_that_comes_back_is_used_again_after_one_probe() -> None:
-    scene = Scene()
+    scene = Scene(probe_every_s=0.01)
     scene.store.trouble = StoreUnavailable("away")
     for _ in range(5):
         await scene.records.find(["k"])
     scene.store.trouble = None
     scene.store.calls.clear()
-    await scene.another().save("k", {"n": 1}, ttl_s=DAY_S)
 
     assert await scene.records.find(["k"]) == [None]
-    scene.clock.time += 1
+    assert scene.store.calls == []
+    await recovered(scene.records)
+    assert scene.store.calls == ["read"]
+    await scene.another().save("k", {"n": 1}, ttl_s=DAY_S)
     assert await scene.records.find(["k"]) == [{"n": 1}]
-    assert (scene.records.healthy, scene.store.calls) == (True, ["commit", "read"])
+    await scene.records.close()
+
+
+async def test_a_store_that_is_away_is_probed_without_anyone_waiting_or_being_told() -> None:
+    scene = Scene(probe_every_s=0.001)
+    scene.store.trouble = StoreUnavailable("away")
+    for _ in range(3):
+        await scene.records.find(["k"])
+    scene.store.calls.clear()
+
+    async with asyncio.timeout(10):
+        while len(scene.store.calls) < 5:  # noqa: ASYNC110 - the store is a double
+            await asyncio.sleep(0.001)
+
+    assert (scene.records.healthy, scene.told) == (False, ["away"] * 3)
+    with suppress(StoreUnavailable):
+        await scene.records.close()
+    scene.store.calls.clear()
+    await asyncio.sleep(0.01)
+    assert scene.store.calls == []
+
+
+@pytest.mark.parametrize("reason", ["store-full", "store-readonly", "store-too-large"])
+async def test_a_store_that_takes_no_writes_is_read_from(reason: str) -> None:
+    scene = Scene()
+    await scene.another().save("k", {"n": 1}, ttl_s=DAY_S)
+    refusal = StoreUnavailable(reason)
+
+    async def write(items: Sequence[Record | Entry]) -> None:
+        raise refusal
+
+    scene.store.write = write  # type: ignore[method-assign]
+    for _ in range(10):
+        assert not await scene.records.append("log", {}, ttl_s=DAY_S, keep=3)
+
+    assert await scene.records.find(["k"]) == [{"n": 1}]
+    assert scene.told == [reason] * 10
+
+
+async def test_what_is_forgotten_is_neither_held_nor_stored() -> None:
+    scene = Scene()
+    for key in ("{a}1", "{a}2", "{b}1"):
+        await scene.records.save(key, {"n": 1}, ttl_s=DAY_S)
+
+    assert await scene.records.forget("{a}") == 2
+    assert await scene.records.find(["{a}1", "{a}2", "{b}1"]) == [None, None, {"n": 1}]
+    scene.store.trouble = StoreUnavailable("away")
+    assert await scene.records.forget("{b}") is None
+    assert await scene.records.find(["{b}1"]) == [None]
 
 
 async def test_of_two_records_that_could_not_be_saved_the_first_is_used() -> None:
     scene = Scene()
     scene.store.trouble = StoreUnavailable("away")
 
-    used: list[Mapping[str, Any]] = [await scene.records.save("k", {"n": n}, ttl_s=DAY_S) for n in range(3)]
+    used = [await scene.records.save("k", {"n": n}, ttl_s=DAY_S) for n in range(3)]
 
     assert used == [{"n": 0}] * 3
 
