@@ -3,7 +3,8 @@
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from proxy.adapters.tiktoken_counter import TiktokenCounter
 from proxy.demo.faults import Fault
 from proxy.demo.provider import Provider, Settings, create_provider
 from proxy.errors import StoreUnavailable
-from proxy.ports import Entry, Record, Store
+from proxy.ports import Entry, Lease, Record, Store
 from proxy.serving import served
 
 WINDOW = 2_000
@@ -25,48 +26,61 @@ SUMMARY_TIMEOUT_S = 0.5
 STORE_DEADLINE_S = 0.25
 
 
-class Raising:
-    """A store whose every call raises."""
+async def gone() -> None:
+    raise StoreUnavailable("gone")
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+@dataclass
+class Troubled:
+    """A store whose every call but `close` meets its trouble."""
+
+    trouble: Callable[[], Awaitable[None]]
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        raise StoreUnavailable("gone")
+        await self.trouble()
+        return []
 
-    async def commit(self, claim: Record, also: Sequence[Record | Entry] = ()) -> bytes:
-        raise StoreUnavailable("gone")
+    async def commit(
+        self, claim: Record, also: Sequence[Record | Entry] = (), *, lease: Lease | None = None
+    ) -> bytes | None:
+        await self.trouble()
+        return None
 
     async def write(self, items: Sequence[Record | Entry]) -> None:
-        raise StoreUnavailable("gone")
+        await self.trouble()
 
     async def tail(self, key: str, limit: int) -> list[bytes]:
-        raise StoreUnavailable("gone")
+        await self.trouble()
+        return []
+
+    async def acquire(self, key: str, ttl_s: float) -> Lease | None:
+        await self.trouble()
+        return None
+
+    async def renew(self, lease: Lease, ttl_s: float) -> bool:
+        await self.trouble()
+        return False
+
+    async def release(self, lease: Lease) -> None:
+        await self.trouble()
+
+    async def delete(self, prefix: str) -> int:
+        await self.trouble()
+        return 0
 
     async def close(self) -> None:
         return
 
 
-class Hanging:
-    """A store whose every call but `close` never comes back."""
-
-    async def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        await asyncio.Event().wait()
-        return []
-
-    async def commit(self, claim: Record, also: Sequence[Record | Entry] = ()) -> bytes:
-        await asyncio.Event().wait()
-        return b""
-
-    async def write(self, items: Sequence[Record | Entry]) -> None:
-        await asyncio.Event().wait()
-
-    async def tail(self, key: str, limit: int) -> list[bytes]:
-        await asyncio.Event().wait()
-        return []
-
-    async def close(self) -> None:
-        return
-
-
-STORES = {"healthy": MemoryStore, "raising": Raising, "hanging": Hanging}
+STORES: dict[str, Callable[[], Store]] = {
+    "healthy": MemoryStore,
+    "raising": lambda: Troubled(gone),
+    "hanging": lambda: Troubled(never),
+}
 SUMMARY_FAULTS = {
     "well": Fault(),
     "500": Fault(status=500),
@@ -124,8 +138,7 @@ async def test_every_request_is_answered_within_the_window(
     store: str, summary: str, counter: TiktokenCounter, proxied: Any
 ) -> None:
     provider = create_provider(Settings(counter, WINDOW, faults={SUMMARY: SUMMARY_FAULTS[summary]}))
-    made: Store = STORES[store]()
-    options = {"summary": {"model": SUMMARY, "timeout_s": SUMMARY_TIMEOUT_S}, "store": made}
+    options = {"summary": {"model": SUMMARY, "timeout_s": SUMMARY_TIMEOUT_S}, "store": STORES[store]()}
     models = {MODEL: {"window": WINDOW}}
     async with served(provider) as upstream, proxied(upstream, models=models, **options) as client:
         took = await grown(client, provider)
