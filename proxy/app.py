@@ -1,9 +1,10 @@
 """The composition root: builds everything from a configuration, and owns its life cycle."""
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib import import_module
+from secrets import token_hex
 
 import structlog
 from starlette.routing import Router
@@ -12,7 +13,7 @@ from starlette.types import ASGIApp
 from proxy import __version__
 from proxy.adapters.aiohttp_transport import AiohttpTransport
 from proxy.adapters.character_counter import CharacterCounter
-from proxy.adapters.store_url import installation_secret, open_store
+from proxy.adapters.store_url import installation_secret, is_shared, open_store, shared_secret
 from proxy.adapters.summary_model import HttpSummaryModel
 from proxy.adapters.tiktoken_counter import TiktokenCounter
 from proxy.admin.app import Readiness, create_admin
@@ -21,7 +22,8 @@ from proxy.compactor import Compactor
 from proxy.config.model import Config
 from proxy.conversations import Conversations
 from proxy.counting import Counting
-from proxy.errors import StoreUnavailable
+from proxy.deadline import within
+from proxy.errors import ConfigError, StoreUnavailable
 from proxy.instructions import check_instructions, instructions
 from proxy.learning import Learning
 from proxy.logs import STORE_FAILED, TOKENIZER_FAILED
@@ -38,7 +40,9 @@ from proxy.rounds import Rounds
 from proxy.view import Viewer
 
 CONNECT_TIMEOUT_S = 10.0
-HOP_CHARACTERS = 16
+HOP_BYTES = 8
+SECRET_DEADLINE_S = 1.0
+SECRET_RETRY_S = 1.0
 
 _log = structlog.get_logger()
 
@@ -51,10 +55,46 @@ def _tokenizer_failed(line: str) -> None:
     _log.warning(TOKENIZER_FAILED, reason=line)
 
 
-def _secret(config: Config, store_url: str) -> bytes:
-    """`server.secret`, or the one that this installation made for itself."""
-    configured = config.server.secret.get_secret_value()
-    return configured.encode() if configured else installation_secret(store_url, _store_failed)
+def _opened(config: Config, store_url: str) -> Store:
+    """The configured store, sealed if there are keys."""
+    keys = [key.get_secret_value() for key in config.store.encryption_keys]
+    if not keys:
+        return open_store(store_url)
+    try:
+        sealing = import_module("proxy.adapters.sealed_store")
+    except ModuleNotFoundError:
+        raise ConfigError("store.encryption_keys: needs `pip install compaction-proxy[crypto]`") from None
+    store: Store = sealing.SealedStore(open_store(store_url), [sealing.parsed_key(key) for key in keys])
+    return store
+
+
+class _Secret:
+    """The key of the digests that tell tenants apart: configured, this installation's, or the shared store's.
+
+    Replicas on one store must have the same. Until the store answers each has its own, and what it keeps
+    meanwhile is found by nobody later: a miss, as with any store that is away.
+    """
+
+    def __init__(self, config: Config, store_url: str, store: Store) -> None:
+        configured = config.server.secret.get_secret_value()
+        self.value = configured.encode() or installation_secret(store_url, _store_failed)
+        self._store = None if configured or not is_shared(store_url) else store
+
+    async def agree(self) -> bool:
+        """Take the shared store's secret, or offer ours. False if the store has to be asked again."""
+        if self._store is None:
+            return True
+        try:
+            self.value = await within(SECRET_DEADLINE_S, shared_secret(self._store, self.value))
+        except (StoreUnavailable, TimeoutError, OSError):
+            return False
+        self._store = None
+        return True
+
+    async def keep_asking(self) -> None:
+        """Ask until the store has answered."""
+        while not await self.agree():  # noqa: ASYNC110 - the store is no event of ours
+            await asyncio.sleep(SECRET_RETRY_S)
 
 
 class _Parts:
@@ -68,7 +108,7 @@ class _Parts:
     def __init__(self, config: Config, store: Store | None) -> None:
         check_instructions(config)
         store_url = config.store.url or "memory://"
-        self.store = store or open_store(store_url)
+        self.store = store or _opened(config, store_url)
         self.records = Records(self.store, _store_failed)
         self.transport = AiohttpTransport()
         self.counter = TiktokenCounter(_tokenizer_failed)
@@ -81,7 +121,7 @@ class _Parts:
         self.index = CheckpointIndex(self.records)
         self.rounds = Rounds(HttpSummaryModel(self.transport), self.records, self.index, self.reading)
         self.conversations = Conversations(self.records, config.store.ttl_s)
-        self.secret = _secret(config, store_url)
+        self.secret = _Secret(config, store_url, self.store)
         self.ready = False
 
     @asynccontextmanager
@@ -93,7 +133,11 @@ class _Parts:
             stack.push_async_callback(self.transport.aclose)
             stack.push_async_callback(self.conversations.close)
             stack.push_async_callback(self.rounds.close)
-            await asyncio.gather(self.records.open(), asyncio.to_thread(self.counter.warm))
+            await asyncio.gather(
+                self.records.open(), self.secret.agree(), asyncio.to_thread(self.counter.warm)
+            )
+            asking = asyncio.create_task(self.secret.keep_asking())
+            stack.callback(asking.cancel)
             self.conversations.start()
             self.ready = True
             yield
@@ -111,7 +155,7 @@ class _Parts:
             self.reading,
             self.learning,
             instructions=instructions,
-            minted=lambda tenant, prefix: minted(self.secret, tenant, prefix),
+            minted=lambda tenant, prefix: minted(self.secret.value, tenant, prefix),
             ttl_s=config.store.ttl_s,
         )
 
@@ -128,7 +172,7 @@ def create_app(config: Config, *, store: Store | None = None) -> ASGIApp:
     """
     parts = _Parts(config, store)
     target = origin(config.upstream.base_url)
-    hop = hashlib.sha256(b"hop" + parts.secret).hexdigest()[:HOP_CHARACTERS]
+    hop = token_hex(HOP_BYTES)
     upstream = Upstream(
         base_url=config.upstream.base_url,
         api_key=config.upstream.api_key.get_secret_value(),
@@ -144,7 +188,7 @@ def create_app(config: Config, *, store: Store | None = None) -> ASGIApp:
         compactor=parts.compactor(config),
         gate=Gate(config, parts.learning, target),
         conversations=parts.conversations,
-        secret=parts.secret,
+        secret=lambda: parts.secret.value,
     )
     return Dispatcher(
         admin=create_admin(parts.readiness, config.server.base_path),

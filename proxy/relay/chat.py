@@ -1,6 +1,7 @@
 """The endpoint of the compacted paths: the way of a request, from its bytes to the end of its answer."""
 
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 
@@ -73,7 +74,7 @@ class Chat:
         compactor: Makes requests fit.
         gate: Lets small requests through.
         conversations: Keeps the totals.
-        secret: Key of the digests that tell tenants apart.
+        secret: Gives the key of the digests that tell tenants apart.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Chat:
         compactor: Compactor,
         gate: Gate,
         conversations: Conversations,
-        secret: bytes,
+        secret: Callable[[], bytes],
     ) -> None:
         self._config = config
         self._upstream = upstream
@@ -129,8 +130,8 @@ class Chat:
 
     def _who(self, scope: Scope) -> Who:
         session = self._config.session
-        whose = tenant(scope["headers"], self._secret, self._origin, session.tenant)
-        named = conversation(scope["headers"], session.headers, self._secret, whose)
+        whose = tenant(scope["headers"], self._secret(), self._origin, session.tenant)
+        named = conversation(scope["headers"], session.headers, self._secret(), whose)
         return Who(whose, named)
 
     async def _fit(self, passage: _Passage) -> None:
