@@ -153,7 +153,9 @@ class Ground:
 
     def placed(self, word: str) -> str:
         """A word with the image's folders where they lie here, and its user replaced."""
-        word = word.replace(f"={UID}", f"={self.owner}")
+        if self.owner != UID:
+            word = word.replace(f"--owner={UID}", f"--owner={self.owner}")
+            word = word.replace(f"--group={UID}", f"--group={os.getgid()}")
         return re.sub(r"(?<![\w.])/(?=(app|config|data|src)\b)", f"{self.root}/", word)
 
     def start(self) -> None:

@@ -161,16 +161,25 @@ async def test_a_stream_arrives_as_it_is_made(chain: Chain) -> None:
     assert arrived[-1] - arrived[0] > CHUNK_S * (len(events) - 1) / 2
 
 
-async def test_a_client_that_leaves_ends_the_call_to_the_provider(chain: Chain) -> None:
-    request = chain.client.stream(
-        "POST", "/v1/chat/completions", json=body(WORDS * 50, stream=True), headers=SLOW
-    )
-    async with request as answer:
-        await anext(answer.aiter_raw())
+async def departs(chain: Chain) -> None:
     async with asyncio.timeout(5):
         while not chain.provider.departures:  # noqa: ASYNC110 - the provider keeps a count, no event
             await asyncio.sleep(0.02)
-    assert chain.provider.departures == 1
+
+
+async def test_a_client_that_leaves_a_stream_ends_the_call_to_the_provider(chain: Chain) -> None:
+    long = body(WORDS * 50, stream=True)
+    async with chain.client.stream("POST", "/v1/chat/completions", json=long, headers=SLOW) as answer:
+        await anext(answer.aiter_raw())
+    await departs(chain)
+
+
+async def test_a_client_that_leaves_before_the_answer_ends_the_call_to_the_provider(chain: Chain) -> None:
+    asked = body(WORDS, stream=True)
+    headers = {"x-demo-fault": "hang"}
+    with pytest.raises(httpx.ReadTimeout):
+        await chain.client.post("/v1/chat/completions", json=asked, headers=headers, timeout=0.5)
+    await departs(chain)
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
