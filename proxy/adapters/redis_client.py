@@ -67,6 +67,7 @@ _WORDS = {
     "MISCONF": "store-readonly",  # it cannot save to its disk, and takes no writes until it can
     "NOREPLICAS": "store-readonly",
     "NOPERM": "store-denied",
+    "ACL failure": "store-denied",
     "NOAUTH": "store-denied",
     "WRONGPASS": "store-denied",
     "BUSY": "store-busy",

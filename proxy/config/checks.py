@@ -9,7 +9,7 @@ from pathlib import Path
 from proxy.config.document import Place
 from proxy.config.model import Config
 from proxy.config.sections import SummarySection
-from proxy.config.values import origin
+from proxy.config.values import origin, store_place
 
 WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - recognised, not bound
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -96,13 +96,22 @@ def _data_home(environ: Mapping[str, str]) -> Path:
     return folder
 
 
+def _redis_url(url: str) -> str:
+    try:
+        return store_place(url)
+    except ValueError as error:
+        raise ValueError(f"$REDIS_URL: {error}") from None
+
+
 def store_url(config: Config, environ: Mapping[str, str]) -> str:
-    """Where the store is: `memory://`, or `sqlite:///` and an absolute path (so with four slashes).
+    """Where the store is: as configured, else `$REDIS_URL`, else a file; paths are absolute (four slashes).
 
     Raises:
-        ValueError: The place depends on a home folder that is not there.
+        ValueError: The place depends on a home folder that is not there, or `$REDIS_URL` is none.
     """
     url = config.store.url
+    if url is None and environ.get("REDIS_URL"):
+        return _redis_url(environ["REDIS_URL"])
     if url is None:
         return f"{SQLITE}{_data_home(environ) / 'compaction-proxy' / 'state.db'}"
     if not url.startswith(SQLITE):

@@ -9,7 +9,7 @@ from pydantic import BaseModel, SecretStr
 
 from proxy.config.document import Place
 from proxy.config.model import Config
-from proxy.config.values import Only, unwrapped
+from proxy.config.values import Only, unwrapped, without_passwords
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,8 @@ def plain(value: object) -> object:
     """A value as YAML and JSON have it; secrets are masked, empty ones stay empty."""
     if isinstance(value, SecretStr):
         return "********" if value.get_secret_value() else ""
+    if isinstance(value, str):
+        return without_passwords(value)
     if isinstance(value, BaseModel):
         return {name: plain(inner) for name, inner in value if name in value.model_fields_set}
     if isinstance(value, dict):

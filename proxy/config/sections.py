@@ -83,11 +83,11 @@ class StoreSection(BaseModel):
 
     model_config = STRICT
     url: StoreUrl | None = None
-    """`sqlite:///PATH` or `memory://`; null: `state.db` in the user's data folder (`$XDG_DATA_HOME`)."""
+    """`sqlite:///PATH`, `memory://` or a Redis URL; null: `$REDIS_URL`, else a file in `$XDG_DATA_HOME`."""
     ttl: Duration = "30d"
     """How long a record is kept after it was written: 90s, 15m, 12h, 30d."""
-    encryption_keys: Annotated[tuple[SecretStr, ...], Only(())] = ()
-    """Keys that seal records, newest first; empty: not sealed."""
+    encryption_keys: tuple[SecretStr, ...] = ()
+    """Keys that seal records, newest first: 32 bytes in base64 (extra `crypto`). Empty: not sealed."""
     keep_requests: Annotated[str, Only("auto")] = "auto"
     """Whether the last request of a conversation is kept."""
 

@@ -94,12 +94,23 @@ def _http_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def _store_url(url: str) -> str:
+def store_place(url: str) -> str:
+    """The URL of a store, as it is. What a Redis URL says in detail is the store's to judge.
+
+    Raises:
+        ValueError: There is no store of this kind. The URL is never shown: it may hold a password.
+    """
     if url == "memory://" or (url.startswith("sqlite:///") and len(url) > len("sqlite:///")):
         return url
-    if url.startswith(("redis", "rediss", "valkey")):
-        raise ValueError("this version works only with sqlite:///PATH or memory://")
-    raise ValueError("a store is sqlite:///PATH or memory://")
+    if re.fullmatch(r"(rediss?|valkeys?)(\+(cluster|sentinel|unix))?://[^\s#]+", url):
+        return url
+    raise ValueError("a store is sqlite:///PATH, memory://, or redis://HOST and its relatives")
+
+
+def without_passwords(text: str) -> str:
+    """The text with the passwords of a URL in it masked."""
+    masked = re.sub(r"(?<=://)([^/@:]*:)[^/]*(?=@)", r"\1********", text)
+    return re.sub(r"(password=)[^&]+", r"\1********", masked)
 
 
 def _base_path(path: str) -> str:
@@ -126,7 +137,7 @@ Seconds = Annotated[float, BeforeValidator(_no_boolean), Field(gt=0, allow_inf_n
 Percent = Annotated[float, BeforeValidator(_no_boolean), Field(ge=0, le=100, allow_inf_nan=False)]
 Duration = Annotated[str, AfterValidator(_duration)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
-StoreUrl = Annotated[str, AfterValidator(_store_url)]
+StoreUrl = Annotated[str, AfterValidator(store_place)]
 BasePath = Annotated[str, AfterValidator(_base_path)]
 Tenant = Annotated[str, AfterValidator(_tenant)]
 HeaderName = Annotated[str, AfterValidator(_header)]

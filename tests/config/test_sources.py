@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.config import load
 from proxy.config.environment import Setting
-from proxy.config.keys import dotted, keys
+from proxy.config.keys import dotted, keys, plain
 from proxy.config.model import Config, for_model
 from proxy.config.sections import TriggerRow
 from proxy.config.values import seconds
@@ -249,7 +249,6 @@ def test_variables_expand_in_strings(tmp_path: Path) -> None:
         ("upstream: {lower_max_tokens: true}", "upstream.lower_max_tokens", "false"),
         ("store: {encryption_keys: [a]}", "store.encryption_keys", "an empty list"),
         ("store: {keep_requests: none}", "store.keep_requests", '"auto"'),
-        ("store: {url: 'redis://h'}", "store.url", "sqlite:///PATH or memory://"),
         ("compaction: {strategy: anchored}", "compaction.strategy", '"chained"'),
         ("compaction: {target_tokens: 5}", "compaction.target_tokens", "null"),
         ("compaction: {background: true}", "compaction.background", "null"),
@@ -356,6 +355,10 @@ def test_an_own_key_allows_a_summary_model_elsewhere(tmp_path: Path) -> None:
         ({"HOME": "/home/x"}, "sqlite:///~/s.db", "sqlite:////home/x/s.db"),
         ({}, "sqlite:////srv/s.db", "sqlite:////srv/s.db"),
         ({}, "memory://", "memory://"),
+        ({}, "rediss+sentinel://u:p@a,b/s?prefix=x:", "rediss+sentinel://u:p@a,b/s?prefix=x:"),
+        ({"REDIS_URL": "valkey://h:1/2"}, "null", "valkey://h:1/2"),
+        ({"REDIS_URL": "valkey://h:1/2"}, "memory://", "memory://"),
+        ({"HOME": "/tmp", "REDIS_URL": ""}, "null", "sqlite:////tmp/.local/share/compaction-proxy/state.db"),
     ],
 )
 def test_the_store_s_place_is_absolute(
@@ -364,6 +367,33 @@ def test_the_store_s_place_is_absolute(
     assert (
         loaded(f"store: {{url: {url!r}}}".replace("'null'", "null"), tmp_path, environ).store.url == expected
     )
+
+
+@pytest.mark.parametrize(
+    "url", ["http://u:hunter2@h", "redis://", "redis://u:hunt er2@h", "redis+x://hunter2@h"]
+)
+def test_what_is_no_store_is_refused_without_being_shown(url: str, tmp_path: Path) -> None:
+    what = "a store is sqlite:///PATH, memory://, or redis://HOST and its relatives"
+
+    assert refused(None, {"REDIS_URL": url}) == [f"store.url: $REDIS_URL: {what}"]
+    assert problems(f"store: {{url: {url!r}}}", tmp_path, {}) == [f"config.yaml:1:9: store.url: {what}"]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://u:hunter2@h/0", "redis://u:********@h/0"),
+        ("redis://:hun:t@er2@h", "redis://:********@h"),
+        (
+            "redis+sentinel://u@h/s?sentinel_password=hunter2&prefix=x",
+            "redis+sentinel://u@h/s?sentinel_password=********&prefix=x",
+        ),
+        ("https://h:80/v1", "https://h:80/v1"),
+        ("sqlite:////srv/a@b.db", "sqlite:////srv/a@b.db"),
+    ],
+)
+def test_a_password_in_a_url_is_not_shown(url: str, shown: str) -> None:
+    assert plain(url) == shown
 
 
 def test_a_relative_store_lies_in_the_working_directory(tmp_path: Path) -> None:
