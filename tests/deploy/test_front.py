@@ -114,7 +114,7 @@ async def before(url: str, front: Front, folder: Path) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         if process.returncode is None:
-            process.terminate()
+            process.kill()  # Caddy would wait for its connections
         await process.wait()
 
 
