@@ -15,6 +15,7 @@ import redis
 
 START_LIMIT_S = 10.0
 CLUSTER_LIMIT_S = 30.0
+SENTINEL_LIMIT_S = 60.0
 SLOTS = 16384
 
 # Linux kills the server when the process that started it is gone, even by SIGKILL; the wish survives exec.
@@ -119,6 +120,59 @@ class RedisServer:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class Sentinels:
+    """Three sentinels over a master and a replica.
+
+    Attributes:
+        master: The first master.
+        replica: What takes its place.
+    """
+
+    service = "mymaster"
+
+    def __init__(self, directory: Path) -> None:
+        self.master = RedisServer(directory)
+        self.replica = RedisServer(directory, "--replicaof", "127.0.0.1", str(self.master.port))
+        self.sentinels = [Sentinel(directory, self.service, self.master.port) for _ in range(3)]
+        limit = time.monotonic() + SENTINEL_LIMIT_S
+        while not all(self._is_known(sentinel) for sentinel in self.sentinels):
+            assert time.monotonic() < limit, "the sentinels do not find each other"
+            time.sleep(0.05)
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+        return f"redis+sentinel://{hosts}/{self.service}"
+
+    def _is_known(self, sentinel: RedisServer) -> bool:
+        seen = sentinel.admin.sentinel_masters()[self.service]
+        return (seen["num-slaves"], seen["num-other-sentinels"]) == (1, 2)
+
+    def close(self) -> None:
+        for server in (*self.sentinels, self.replica, self.master):
+            server.close()
+
+
+class Sentinel(RedisServer):
+    """A sentinel that is quick to give a master up."""
+
+    def __init__(self, directory: Path, service: str, port: int) -> None:
+        self._watches = f"{service} 127.0.0.1 {port} 2"
+        self._service = service
+        super().__init__(directory)
+
+    def start(self) -> None:
+        config = self.directory / f"sentinel-{self.port}.conf"
+        config.write_text(
+            f"port {self.port}\nbind 127.0.0.1\ndir {self.directory}\n"
+            f"sentinel monitor {self._watches}\n"
+            f"sentinel down-after-milliseconds {self._service} 500\n"
+            f"sentinel failover-timeout {self._service} 3000\n"
+        )
+        self.launch(str(config), "--sentinel")
+        self.await_answer()
 
 
 class Cluster:

@@ -1,0 +1,80 @@
+"""Records through a failover that sentinels make."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from proxy.adapters.redis_store import RedisStore
+from proxy.adapters.redis_url import parse
+from proxy.ports import Entry, Record
+from proxy.records import Records
+from tests.redis_servers import RedisServer, Sentinels
+
+DAY_S = 86400.0
+FAILOVER_LIMIT_S = 60.0
+SLACK = 3
+
+
+@pytest.fixture
+def sentinels(tmp_path: Path) -> Iterator[Sentinels]:
+    made = Sentinels(tmp_path)
+    yield made
+    made.close()
+
+
+async def promoted(server: RedisServer) -> None:
+    async with asyncio.timeout(FAILOVER_LIMIT_S):
+        while server.admin.role()[0] != b"master":
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["kill", "pause"])
+async def test_a_new_master_is_used_within_a_second_and_has_what_was_stored(
+    sentinels: Sentinels, end: str
+) -> None:
+    told: list[str] = []
+    records = Records(RedisStore(parse(sentinels.url)), lambda error: told.append(error.reason))
+    await records.save("{t}before", {"n": 1}, ttl_s=DAY_S)
+    sentinels.master.admin.wait(1, 5000)  # for the replica
+    sentinels.sentinels[0].pause()  # one that hangs must not be in the way
+
+    getattr(sentinels.master, end)()
+    costs = []
+    for n in range(20):
+        start = time.perf_counter()
+        await records.save(f"{{t}}during{n}", {"n": n}, ttl_s=DAY_S)
+        costs.append(time.perf_counter() - start)
+    await promoted(sentinels.replica)
+    start = time.perf_counter()
+    while not records.healthy:
+        await asyncio.sleep(0.005)
+
+    assert sum(costs) < 0.3 * SLACK
+    assert time.perf_counter() - start < 2.0 * SLACK  # sentinels tell of it a little later than it is
+    used = await records.save("{t}after", {"n": 2}, ttl_s=DAY_S)
+    another = Records(RedisStore(parse(sentinels.url)), lambda error: told.append(error.reason))
+    assert used == {"n": 2}
+    assert await another.open(limit_s=5)
+    assert await another.find(["{t}before", "{t}after"]) == [{"n": 1}, {"n": 2}]
+    await records.close()
+    await another.close()
+
+
+@pytest.mark.slow
+async def test_the_contract_s_essentials_hold_behind_sentinels(sentinels: Sentinels) -> None:
+    store = RedisStore(parse(sentinels.url))
+    lease = await store.acquire("{t}k", 60)
+
+    assert lease is not None
+    assert await store.acquire("{t}k", 60) is None
+    assert (
+        await store.commit(Record("{t}k", b"v", DAY_S), [Entry("{t}l", b"l", DAY_S, 3)], lease=lease) == b"v"
+    )
+    assert await store.read(["{t}k"]) == [b"v"]
+    assert await store.tail("{t}l", 3) == [b"l"]
+    assert await store.delete("") == 2
+    await store.close()

@@ -1,0 +1,248 @@
+"""Records over a Redis server that is killed, hung, restarted empty, demoted, full, or wants another key.
+
+What a request feels of it: the first call at most the deadline, the others nothing, and the store again
+within a second of its return. Times are asserted at a multiple of what is promised.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from proxy.adapters.redis_store import RedisStore
+from proxy.adapters.redis_url import RedisUrl, parse
+from proxy.errors import StoreUnavailable
+from proxy.records import Line, Records
+from tests.redis_servers import RedisServer
+
+DAY_S = 86400.0
+FIRST_CALL_S = 0.3
+BACK_AFTER_S = 1.0
+SLACK = 3  # on a busy machine
+RESTING_CALL_S = 0.001
+
+
+class Told(list[str]):
+    def __call__(self, error: StoreUnavailable) -> None:
+        self.append(error.reason)
+
+
+class Scene:
+    """A server, and records that are kept on it."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+        self.told = Told()
+        self.n = 0
+        self.opened: list[Records] = []
+        self.records = self.another()
+
+    def another(self, url: RedisUrl | None = None) -> Records:
+        self.opened.append(Records(RedisStore(url or parse(self.server.url)), self.told))
+        return self.opened[-1]
+
+    async def use(self, records: Records | None = None) -> float:
+        """One conversation is looked for and saved. Seconds that it took."""
+        records = records or self.records
+        self.n += 1
+        start = time.perf_counter()
+        await records.find([f"{{t}}{self.n}"])
+        used = await records.save(
+            f"{{t}}{self.n}", {"n": self.n}, ttl_s=DAY_S, also=[Line("{t}log", {"n": self.n}, DAY_S, 5)]
+        )
+        assert used == {"n": self.n}
+        return time.perf_counter() - start
+
+    async def is_kept(self) -> bool:
+        """Whether what one process saves is what another finds."""
+        await self.use()
+        return await self.another().find([f"{{t}}{self.n}"]) == [{"n": self.n}]
+
+    async def is_away(self, first_s: float = FIRST_CALL_S) -> None:
+        """Calls cost something at first, and soon nothing."""
+        costs = [await self.use() for _ in range(6)]
+        assert sum(costs) < first_s * SLACK
+        resting = sorted([await self.use() for _ in range(100)])
+        assert resting[50] < RESTING_CALL_S
+        assert not self.records.healthy
+
+    async def is_back(self) -> None:
+        """The store is in use again soon after now."""
+        start = time.perf_counter()
+        while not self.records.healthy:  # noqa: ASYNC110 - nobody is told
+            await asyncio.sleep(0.005)
+        assert time.perf_counter() - start < BACK_AFTER_S * SLACK
+        assert await self.is_kept()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+async def scene(server: RedisServer) -> AsyncIterator[Scene]:
+    made = Scene(server)
+    assert await made.is_kept()
+    yield made
+    for records in made.opened:
+        await records.close()
+
+
+async def test_a_server_that_is_away_at_the_start(scene: Scene) -> None:
+    scene.server.kill()
+    scene.records = scene.another()
+    start = time.perf_counter()
+
+    assert not await scene.records.open()
+    assert time.perf_counter() - start < FIRST_CALL_S * SLACK
+    await scene.is_away()
+    scene.server.start()
+    await scene.is_back()
+
+
+async def test_a_server_that_is_killed_and_restarted_empty(scene: Scene) -> None:
+    await scene.use()
+    before = f"{{t}}{scene.n}"
+    scene.server.kill()
+
+    await scene.is_away()
+    assert set(scene.told) == {"store-down", "store-resting"}
+    assert await scene.records.find([before]) == [{"n": int(before[3:])}]
+    scene.server.start()
+    await scene.is_back()
+    assert await scene.another().find([before]) == [None]
+
+
+async def test_a_server_that_restarts_between_two_calls_is_not_missed(scene: Scene) -> None:
+    for _ in range(5):
+        scene.server.kill()
+        scene.server.start()
+        assert await scene.is_kept()
+
+    assert scene.told == []
+
+
+async def test_a_server_that_hangs(scene: Scene) -> None:
+    scene.server.pause()
+
+    await scene.is_away()
+    assert set(scene.told) == {"store-timeout", "store-resting"}
+    scene.server.resume()
+    await scene.is_back()
+
+
+async def test_a_server_that_hangs_under_many_requests_holds_them_once(scene: Scene) -> None:
+    scene.server.pause()
+    start = time.perf_counter()
+
+    await asyncio.gather(*(scene.use() for _ in range(50)))
+
+    assert time.perf_counter() - start < FIRST_CALL_S * SLACK
+    scene.server.resume()
+    await scene.is_back()
+
+
+async def test_a_server_that_has_become_a_replica_is_read_from(scene: Scene) -> None:
+    await scene.use()
+    scene.server.admin.config_set("replica-serve-stale-data", "yes")
+    scene.server.admin.replicaof("127.0.0.1", "1")
+
+    costs = sorted([await scene.use() for _ in range(20)])
+
+    assert costs[10] < 0.01 * SLACK
+    assert set(scene.told) == {"store-readonly"}
+    assert await scene.another().find(["{t}1"]) == [{"n": 1}]
+    scene.server.admin.replicaof("NO", "ONE")
+    await scene.is_back()
+
+
+async def test_a_full_server_is_read_from_and_keeps_no_half_of_a_commit(scene: Scene) -> None:
+    scene.server.admin.config_set("maxmemory-policy", "noeviction")
+    scene.server.admin.config_set("maxmemory", "1")
+    kept = scene.server.admin.dbsize()
+
+    costs = sorted([await scene.use() for _ in range(20)])
+
+    assert costs[10] < 0.01 * SLACK
+    assert set(scene.told) == {"store-full"}
+    assert scene.server.admin.dbsize() == kept
+    assert await scene.another().find(["{t}1"]) == [{"n": 1}]
+    scene.server.admin.config_set("maxmemory", "0")
+    await scene.is_back()
+
+
+async def test_what_a_server_evicts_is_made_again(scene: Scene) -> None:
+    memory = scene.server.admin.info("memory")["used_memory"]
+    scene.server.admin.config_set("maxmemory-policy", "allkeys-lru")
+    scene.server.admin.config_set("maxmemory", str(memory + 400_000))
+
+    for n in range(300):
+        assert await scene.records.save(f"{{t}}k{n}", {"text": f"{n}" * 4000}, ttl_s=DAY_S) is not None
+    found = await scene.another().find([f"{{t}}k{n}" for n in range(300)])
+
+    assert scene.told == []
+    assert found[-1] is not None
+
+
+async def test_a_password_that_is_wrong(scene: Scene) -> None:
+    scene.server.admin.acl_setuser(
+        "proxy", enabled=True, passwords=["+right"], keys=["*"], categories=["+@all"]
+    )
+    scene.records = scene.another(parse(scene.server.url.replace("://", "://proxy:wrong@")))
+
+    await scene.is_away()
+    assert set(scene.told) == {"store-denied", "store-resting"}
+    scene.server.admin.acl_setuser(
+        "proxy", enabled=True, passwords=["+wrong"], keys=["*"], categories=["+@all"]
+    )
+    await scene.is_back()
+
+
+async def test_a_user_who_may_not_do_what_is_needed(scene: Scene) -> None:
+    scene.server.admin.acl_setuser("reader", enabled=True, nopass=True, keys=["*"], categories=["+@read"])
+    scene.records = scene.another(parse(scene.server.url.replace("://", "://reader:any@")))
+
+    assert await scene.use() < FIRST_CALL_S * SLACK
+    assert scene.told == ["store-denied"]
+
+
+async def test_scripts_that_are_forgotten_again_and_again(scene: Scene) -> None:
+    for _ in range(5):
+        scene.server.admin.script_flush()
+        assert await scene.is_kept()
+
+    assert scene.told == []
+
+
+async def test_fifty_tasks_on_one_connection(scene: Scene) -> None:
+    records = scene.another(replace(parse(scene.server.url), max_connections=1))
+
+    await asyncio.gather(*(scene.use(records) for _ in range(50)))
+
+    assert scene.told == []
+    assert scene.server.admin.info("clients")["connected_clients"] <= 4
+
+
+async def test_clients_that_leave_anywhere_get_nobody_elses_records(scene: Scene) -> None:
+    store = RedisStore(replace(parse(scene.server.url), max_connections=2))
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(store.close)
+        for n in range(20):
+            await scene.records.save(f"{{t}}own{n}", {"canary": f"c{n}" * 50}, ttl_s=DAY_S)
+        wrong = 0
+        for n in range(120):
+            records = Records(store, scene.told, cache_bytes=0)
+            calls = [asyncio.ensure_future(records.find([f"{{t}}own{(n + m) % 20}"])) for m in range(4)]
+            await asyncio.sleep(0.00005 * (n % 30))
+            calls[n % 4].cancel()
+            for m, answer in enumerate(await asyncio.gather(*calls, return_exceptions=True)):
+                left = isinstance(answer, asyncio.CancelledError) and m == n % 4
+                wrong += not left and answer != [{"canary": f"c{(n + m) % 20}" * 50}]
+
+        assert (wrong, scene.told) == (0, [])
