@@ -160,7 +160,9 @@ def _standalone(url: RedisUrl) -> Connections:
 def _sentinel(url: RedisUrl) -> Connections:
     whom = {"username": url.sentinel_username, "password": url.sentinel_password}
     tls = {"ssl": True, **url.tls_options} if url.tls else {}
-    sentinel = Sentinel(url.nodes, sentinel_kwargs={**_limits(), **tls, **whom})  # type: ignore[no-untyped-call]
+    # They are asked one after the other, and one that hangs must leave time for the next.
+    patience = {"socket_timeout": CONNECT_TIMEOUT_S}
+    sentinel = Sentinel(url.nodes, sentinel_kwargs={**_limits(), **patience, **tls, **whom})  # type: ignore[no-untyped-call]
     client = sentinel.master_for(url.service, db=url.database, **_arguments(url))
 
     async def close() -> None:
