@@ -18,7 +18,7 @@ class CheckpointIndex:
 
     def __init__(self, records: Records) -> None:
         self._records = records
-        self._seen: OrderedDict[str, set[bytes]] = OrderedDict()
+        self._seen: OrderedDict[str, OrderedDict[bytes, None]] = OrderedDict()
 
     async def places(self, key: str) -> frozenset[bytes]:
         """Places (`core.checkpoint.place`) at which there may be a checkpoint."""
@@ -35,7 +35,10 @@ class CheckpointIndex:
         return Line(key, {"place": place.hex()}, ttl_s, KEPT_PLACES)
 
     def _note(self, key: str, place: bytes) -> None:
-        self._seen.setdefault(key, set()).add(place)
+        places = self._seen.setdefault(key, OrderedDict())
+        places[place] = None
+        if len(places) > KEPT_PLACES:
+            places.popitem(last=False)
         self._seen.move_to_end(key)
         if len(self._seen) > MAX_CONVERSATIONS:
             self._seen.popitem(last=False)

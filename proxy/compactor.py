@@ -12,7 +12,7 @@ import structlog
 
 from proxy.config.model import ModelSettings
 from proxy.core.checkpoint import exact_digest, place
-from proxy.core.keys import checkpoint_keys
+from proxy.core.keys import checkpoint_keys, root_of
 from proxy.core.message import Message
 from proxy.core.planner import plan
 from proxy.core.repair import alternate, repair
@@ -103,10 +103,11 @@ class Compactor:
         wanted = ask.mode in {Mode.ACTIVE, Mode.FORCE} and automatic(policy_for(ask.settings).trigger)
         if not wanted or overflow.kind == "bytes":
             return None
-        fit = await self._failing_open(ask, self._refitted(ask, refused, overflow, refusals))
-        if fit.raw not in {refused.raw, ask.body.raw}:
-            return fit
-        return None if refusals >= REPLAYS else await self.refit(ask, refused, overflow, refusals + 1)
+        for tightness in range(refusals, REPLAYS + 1):
+            fit = await self._failing_open(ask, self._refitted(ask, refused, overflow, tightness))
+            if len(fit.raw) < len(refused.raw):
+                return fit
+        return None
 
     async def observe(self, ask: Ask, fit: Fit, prompt_tokens: int) -> None:
         """Learn from the usage of an answered request."""
@@ -181,19 +182,21 @@ class Compactor:
             SummaryFailed: There is nothing to take, or no summary.
         """
         made = plan(view.body, view.effective, view.policy, view.earlier)
-        if made is None:
+        root = root_of(view.prefixes)
+        if made is None or root is None:
             raise SummaryFailed(NOTHING_TO_TAKE)
-        if not view.ask.routes:
+        if not view.ask.routes or not view.ask.remembered:
             raise SummaryFailed("no-summary-model")
         ask, settings = view.ask, view.ask.settings
         last = view.prefixes[made.length - 1]
         where = place(last, exact_digest(view.body[: made.length]), made.spans)
-        [key] = checkpoint_keys(ask.tenant, view.prefixes[0], view.policy.name, [where])
+        [key] = checkpoint_keys(ask.tenant, root, view.policy.name, [where])
         job = Job(
             plan=made,
             policy=view.policy,
             key=key,
             place=where,
+            root=root,
             tenant=ask.tenant,
             conversation=self._conversation(view) or self._minted(ask.tenant, last),
             messages=view.body,

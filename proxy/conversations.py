@@ -25,6 +25,7 @@ class Totals:
     """What a conversation has used.
 
     Attributes:
+        model: The model that was asked last; empty if it was not read.
         requests: Requests relayed.
         request_bytes: Bytes of their bodies, as the client sent them.
         prompt_tokens: Input tokens that the upstream reported.
@@ -33,6 +34,7 @@ class Totals:
         last_at: Seconds since the epoch of the last request.
     """
 
+    model: str = ""
     requests: int = 0
     request_bytes: int = 0
     prompt_tokens: int = 0
@@ -57,7 +59,9 @@ class Conversations:
         self._waiting: dict[str, Totals] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def note(self, tenant: str, conversation: str, request_bytes: int, usage: Usage | None) -> None:
+    def note(
+        self, tenant: str, conversation: str, model: str, request_bytes: int, usage: Usage | None
+    ) -> None:
         """Add one request to the totals of its conversation."""
         key = conversation_key(tenant, conversation)
         if key not in self._waiting and len(self._waiting) >= MAX_WAITING:
@@ -65,6 +69,7 @@ class Conversations:
         before = self._waiting.get(key, Totals())
         self._waiting[key] = replace(
             before,
+            model=model or before.model,
             requests=before.requests + 1,
             request_bytes=before.request_bytes + request_bytes,
             prompt_tokens=before.prompt_tokens + (usage.prompt_tokens if usage else 0),
@@ -86,11 +91,11 @@ class Conversations:
 
     async def flush(self) -> None:
         """Write what waits."""
-        waiting, self._waiting = self._waiting, {}
-        for key, gathered in waiting.items():
+        for key in list(self._waiting):
             if not self._records.healthy:
-                return  # totals are a courtesy: they are not worth waiting for a store that is away
+                return  # the rest waits until the store is back
             [held] = await self._records.find([key], fresh=True)
+            gathered = self._waiting.pop(key)
             await self._records.keep(key, _sum(held or {}, gathered), ttl_s=self._ttl_s)
 
     async def _run(self) -> None:
@@ -100,7 +105,7 @@ class Conversations:
                 await self.flush()
 
 
-def _sum(held: object, gathered: Totals) -> dict[str, float]:
+def _sum(held: object, gathered: Totals) -> dict[str, object]:
     known = held if isinstance(held, dict) else {}
 
     def plus(name: str) -> int:
@@ -108,7 +113,8 @@ def _sum(held: object, gathered: Totals) -> dict[str, float]:
         return (before if isinstance(before, int) else 0) + int(getattr(gathered, name))
 
     counts = ("requests", "request_bytes", "prompt_tokens", "completion_tokens", "cached_tokens")
-    return {**{name: plus(name) for name in counts}, "last_at": gathered.last_at}
+    model = gathered.model or known.get("model", "")
+    return {**{name: plus(name) for name in counts}, "model": model, "last_at": gathered.last_at}
 
 
 def _not_written(error: BaseException) -> None:

@@ -44,6 +44,7 @@ class Ask:
         trigger_tokens: A lower trigger that the client asked for.
         routes: Whom to ask for a summary; empty: nobody.
         patience_s: Seconds after which the client gives up, if it said so.
+        remembered: Whether stored rounds may be used and made; without an id the configuration may say no.
     """
 
     body: Body
@@ -56,6 +57,7 @@ class Ask:
     trigger_tokens: int | None
     routes: tuple[SummaryRoute, ...]
     patience_s: float | None
+    remembered: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class Learned:
     Attributes:
         calibration: How the upstream's count relates to ours.
         window: Largest input that an error named, in tokens; None if none did.
-        until: Monotonic time at which the window is no longer believed, in seconds.
+        until: When the window is no longer believed, in seconds since the epoch.
     """
 
     calibration: Calibration
@@ -35,11 +35,11 @@ class Learned:
 
 
 class Learning:
-    """Remembers what was learned. `clock` gives monotonic seconds."""
+    """Remembers what was learned. `now` gives seconds since the epoch."""
 
-    def __init__(self, records: Records, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, records: Records, now: Callable[[], float] = time.time) -> None:
         self._records = records
-        self._clock = clock
+        self._now = now
         self._known: dict[str, Learned] = {}
         self._kept: dict[str, float] = {}
 
@@ -66,7 +66,7 @@ class Learning:
         """An error named the window. A smaller one replaces a larger one, until that is forgotten."""
         known = await self.of(origin, model)
         smaller = min(window, known.window or window)
-        until = self._clock() + BELIEVED_S
+        until = self._now() + BELIEVED_S
         await self._keep(model_key(origin, model), replace(known, window=smaller, until=until))
 
     async def observed(self, origin: str, model: str, estimate: int, actual: int) -> None:
@@ -80,7 +80,7 @@ class Learning:
 
     def _fresh(self, key: str) -> Learned:
         known = self._known[key]
-        return replace(known, window=None) if known.window and known.until <= self._clock() else known
+        return replace(known, window=None) if known.window and known.until <= self._now() else known
 
     def _remember(self, key: str, learned: Learned) -> None:
         if key not in self._known and len(self._known) >= MAX_MODELS:
@@ -92,7 +92,8 @@ class Learning:
     async def _keep(self, key: str, learned: Learned) -> None:
         self._remember(key, learned)
         self._kept[key] = learned.calibration.mean
-        fields = {"window": learned.window, "calibration": learned.calibration.to_dict()}
+        calibration = learned.calibration.to_dict()
+        fields = {"window": learned.window, "until": learned.until, "calibration": calibration}
         await self._records.keep(key, fields, ttl_s=BELIEVED_S)
 
     def _from(self, fields: Fields | None, model: str) -> Learned:
@@ -102,7 +103,7 @@ class Learning:
                 return Learned(
                     Calibration.from_dict(fields["calibration"]),
                     window if type(window) is int and window > 0 else None,
-                    self._clock() + BELIEVED_S,
+                    float(fields["until"]),
                 )
             except (KeyError, ValueError, TypeError):
                 pass

@@ -4,7 +4,7 @@ Adapters implement these; one contract suite runs on every adapter of a port.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -138,10 +138,10 @@ class SummaryCall:
     """
 
     url: str
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(repr=False)
     model: str
-    system: str
-    prompt: str
+    system: str = field(repr=False)
+    prompt: str = field(repr=False)
     max_tokens: int
     temperature: float | None
 

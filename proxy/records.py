@@ -212,12 +212,12 @@ class Records:
         return await self._reach.ask(lambda: self._store.acquire(key, ttl_s))
 
     async def renew(self, lease: Lease, ttl_s: float) -> bool:
-        """Prolong a lease. False if it is lost, as far as can be told."""
-        try:
-            return await self._reach.ask(lambda: self._store.renew(lease, ttl_s))
-        except StoreUnavailable as error:
-            self._note(error)
-            return False
+        """Prolong a lease. False if it is another's.
+
+        Raises:
+            StoreUnavailable: There is nobody to ask.
+        """
+        return await self._reach.ask(lambda: self._store.renew(lease, ttl_s))
 
     async def release(self, lease: Lease) -> None:
         """Give a lease back."""

@@ -230,7 +230,7 @@ class Rounds:
             "model": model,
             "seconds": round(seconds, 3),
         }
-        root = job.prefixes[0]
+        root = job.root
         also = [
             Line(rounds_key(job.tenant, root), event, job.ttl_s, KEPT_EVENTS),
             self._index.line(checkpoints_key(job.tenant, root, made.strategy), job.place, job.ttl_s),

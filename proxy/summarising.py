@@ -1,7 +1,7 @@
 """Asking for a summary: what a round needs, whom to ask, and how much of the transcript is sent."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from proxy.core.checkpoint import Checkpoint
 from proxy.core.digest import message_id
@@ -33,7 +33,7 @@ class SummaryRoute:
     """
 
     url: str
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(repr=False)
     model: str
     window: int
 
@@ -47,6 +47,7 @@ class Job:
         policy: How.
         key: Store key of the checkpoint to be.
         place: Its place (`core.checkpoint.place`), 64 bytes.
+        root: The conversation's root (`core.keys.root_of`).
         tenant: Whose it is.
         conversation: In which conversation.
         messages: The client's non-privileged messages.
@@ -66,6 +67,7 @@ class Job:
     policy: Policy
     key: str
     place: bytes
+    root: bytes
     tenant: str
     conversation: str
     messages: tuple[Message, ...]

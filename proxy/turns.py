@@ -7,7 +7,7 @@ writing over what its successor has made.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from proxy.core.keys import lease_key
@@ -15,8 +15,9 @@ from proxy.errors import StoreUnavailable
 from proxy.ports import Lease
 from proxy.records import Fields, Records
 
-# A dead holder is succeeded after this long, in seconds; a living one renews its lease three times as often.
+# A dead holder is succeeded after this long, in seconds; a living one renews its lease so often meanwhile.
 LEASE_S = 10.0
+RENEWALS = 3
 POLL_S = 0.05
 
 
@@ -36,36 +37,30 @@ class Turn:
 @asynccontextmanager
 async def turn(records: Records, key: str, lease_s: float = LEASE_S) -> AsyncIterator[Turn]:
     """Wait until the record under `key` is there, or it is ours to make. The lease is kept and given back."""
-    current = await _awaited(records, key, lease_s)
-    if current.lease is None:
-        yield current
-        return
-    keeping = asyncio.create_task(_kept(records, current.lease, lease_s))
-    try:
-        yield current
-    finally:
-        keeping.cancel()
-        await records.release(current.lease)
-
-
-async def _awaited(records: Records, key: str, lease_s: float) -> Turn:
-    while True:
-        try:
-            lease = await records.acquire(lease_key(key), lease_s)
-        except StoreUnavailable:
-            return Turn()
-        [made] = await records.find([key], fresh=True)
-        if made is not None:
+    async with AsyncExitStack() as stack:
+        made = lease = None
+        while made is None and lease is None:
+            try:
+                lease = await records.acquire(lease_key(key), lease_s)
+            except StoreUnavailable:
+                break
             if lease is not None:
-                await records.release(lease)
-            return Turn(made=made)
-        if lease is not None:
-            return Turn(lease=lease)
-        await asyncio.sleep(POLL_S)
+                stack.push_async_callback(records.release, lease)
+            [made] = await records.find([key], fresh=True)
+            if made is None and lease is None:
+                await asyncio.sleep(POLL_S)
+        if lease is not None and made is None:
+            keeping = asyncio.create_task(_kept(records, lease, lease_s))
+            stack.callback(keeping.cancel)
+        yield Turn(made=made, lease=lease if made is None else None)
 
 
 async def _kept(records: Records, lease: Lease, lease_s: float) -> None:
+    """Renew until the store says that the lease is another's; a store that fails to answer says nothing."""
     while True:
-        await asyncio.sleep(lease_s / 3)
-        if not await records.renew(lease, lease_s):
-            return
+        await asyncio.sleep(lease_s / RENEWALS)
+        try:
+            if not await records.renew(lease, lease_s):
+                return
+        except StoreUnavailable:
+            continue

@@ -9,7 +9,7 @@ from proxy.core.budget import Budget, budget
 from proxy.core.calibration import Calibration
 from proxy.core.checkpoint import Checkpoint, deepest, found_by, from_fields
 from proxy.core.digest import prefix_digests
-from proxy.core.keys import checkpoint_keys, checkpoints_key
+from proxy.core.keys import checkpoint_keys, checkpoints_key, root_of
 from proxy.core.message import Message
 from proxy.core.planner import gained
 from proxy.core.policy import Policy, known_window
@@ -156,9 +156,10 @@ class Viewer:
 
     async def _checkpoint(self, view: View) -> Checkpoint | None:
         """The deepest checkpoint that stands for this request."""
-        if not view.body:
+        root = root_of(view.prefixes)
+        if root is None or not view.ask.remembered:
             return None
-        ask, root = view.ask, view.prefixes[0]
+        ask = view.ask
         places = await self._index.places(checkpoints_key(ask.tenant, root, view.policy.name))
         ours = set(view.prefixes)
         candidates = sorted(each for each in places if found_by(each) in ours)

@@ -47,7 +47,7 @@ def _summary_key(config: Config, glob: str, name: str) -> Place:
 
 def _summary_problems(config: Config, summary: SummarySection) -> Iterator[tuple[str, str]]:
     """Each key of one effective summary section that does not fit, and why."""
-    if summary.prompt_file is not None and not os.access(summary.prompt_file, os.R_OK):
+    if summary.prompt_file is not None and not os.access(Path(summary.prompt_file).expanduser(), os.R_OK):
         yield "prompt_file", "the file cannot be read"
     if summary.base_url is None:
         return

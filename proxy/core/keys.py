@@ -10,16 +10,17 @@ name of a model, or text as it came. Every store and every version keeps these n
 | tenant and conversation | `conversation`, `events` |
 | upstream origin and model | `model` |
 
-The root of a conversation is the prefix digest of its first non-privileged message. Branches, edits and
-regenerations keep it, so they share a scope whatever ids they come with, and a checkpoint is found by its
-prefix digest alone.
+The root of a conversation is the prefix digest of its first four non-privileged messages. Branches, edits and
+regenerations further on keep it, so they share a scope whatever ids they come with, and a checkpoint is found
+by its prefix digest alone. Of four messages, because many conversations begin with the same one.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 _SCOPE_HEX_DIGITS = 32
+_ROOT_MESSAGES = 4
 
 
 def _short(value: str | bytes) -> str:
@@ -31,6 +32,11 @@ def _short(value: str | bytes) -> str:
 def _scope(first: str, second: str | bytes) -> str:
     """Start of a key. The first digest stands alone, so that all keys of a tenant share a beginning."""
     return f"v1:{{{_short(first)}.{_short(second)}}}"
+
+
+def root_of(prefixes: Sequence[bytes]) -> bytes | None:
+    """The root of a conversation with these prefix digests; None if it is too short to have one."""
+    return prefixes[_ROOT_MESSAGES - 1] if len(prefixes) >= _ROOT_MESSAGES else None
 
 
 def checkpoint_keys(tenant: str, root: bytes, strategy: str, places: Iterable[bytes]) -> list[str]:

@@ -226,10 +226,3 @@ def detect(status: int, body: bytes, content_encoding: str = "") -> Overflow | N
     else:
         payload = text
     return _judged(status, _words(_failure(payload) if status == 200 else payload))
-
-
-def detect_event(first_sse_event: bytes) -> Overflow | None:
-    """The same for a stream with status 200: its bytes up to the end of the first event that has data."""
-    if not first_sse_event.lstrip().startswith(tuple(start.encode() for start in _STREAM_STARTS)):
-        return None
-    return detect(200, first_sse_event)

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from proxy.compactor import REPLAYS, Compactor
 from proxy.config.model import Config, ModelSettings, for_model
 from proxy.conversations import Conversations
-from proxy.dialects.chat import read
+from proxy.dialects.chat import models_named, read
 from proxy.dialects.overflow import detect
 from proxy.dialects.usage import UsageTap
 from proxy.errors import Unreadable, UpstreamError
@@ -137,7 +137,9 @@ class Chat:
     async def _fit(self, passage: _Passage) -> None:
         """Decide what to forward."""
         path_model = deployment(passage.scope["raw_path"])
-        if not passage.control.in_force and self._gate.passes(passage.raw, path_model):
+        if not passage.control.in_force and self._gate.passes(
+            passage.raw, path_model, passage.who.conversation
+        ):
             return
         try:
             passage.ask = self._ask(passage)
@@ -146,6 +148,8 @@ class Chat:
             passage.fit = replace(passage.fit, report=report)
             return
         passage.fit = await self._compactor.fit(passage.ask)
+        if passage.fit.report.round is not None:
+            self._gate.remember(passage.who.conversation)
 
     def _ask(self, passage: _Passage) -> Ask:
         """The request as the compactor takes it.
@@ -169,12 +173,11 @@ class Chat:
             trigger_tokens=passage.control.trigger_tokens,
             routes=summary_routes(self._config, settings, self._upstream, passage.scope, model),
             patience_s=passage.control.patience_s,
+            remembered=passage.who.conversation is not None or self._config.session.fallback == "content",
         )
 
     def _mode(self, passage: _Passage, settings: ModelSettings) -> Mode:
         """The stricter of what is configured and what the request asks for."""
-        if passage.who.conversation is None and self._config.session.fallback == "none":
-            return Mode.BYPASS
         configured = Mode(settings.compaction.mode)
         asked = passage.control.mode
         if asked is None or configured is Mode.BYPASS:
@@ -184,11 +187,11 @@ class Chat:
     async def _answer(self, passage: _Passage) -> Answer:
         """The upstream's answer; where it refuses the request as too long, that of a shorter one."""
         answer = await self._open(passage.scope, passage.fit.raw)
-        if answer.response.status_code < httpx.codes.BAD_REQUEST:
-            return answer
         async with AsyncExitStack() as stack:
             stack.push_async_callback(answer.aclose)
-            shorter = await self._recovered(passage, answer, passage.fit)
+            shorter = None
+            if await _may_be_refusal(answer, gated=passage.ask is None):
+                shorter = await self._recovered(passage, answer, passage.fit)
             if shorter is None:
                 stack.pop_all()  # the refusal is what the client gets
         return shorter or answer
@@ -200,9 +203,9 @@ class Chat:
         self, passage: _Passage, refused: Answer, fit: Fit, refusals: int = 1
     ) -> Answer | None:
         """The answer to a shorter request, if `fit` was refused for its length and a shorter one is taken."""
-        seen = await refused.peek(PEEK_BYTES)
-        encoding = refused.response.headers.get("content-encoding", "")
-        overflow = detect(refused.response.status_code, seen, encoding)
+        status = refused.response.status_code
+        seen = await refused.peek(1 if status == httpx.codes.OK else PEEK_BYTES)
+        overflow = detect(status, seen, refused.response.headers.get("content-encoding", ""))
         if overflow is None:
             return None
         started = time.perf_counter()
@@ -230,7 +233,19 @@ class Chat:
             await self._compactor.observe(ask, passage.fit, usage.prompt_tokens)
         named = passage.fit.report.conversation or passage.who.conversation
         if named is not None:
-            self._conversations.note(passage.who.tenant, named, len(passage.raw), usage)
+            model = ask.model if ask else min(models_named(passage.raw), default="")
+            self._conversations.note(passage.who.tenant, named, model, len(passage.raw), usage)
+
+
+async def _may_be_refusal(answer: Answer, *, gated: bool) -> bool:
+    """Whether an answer may say that the request is too long: an error, or a 200 that begins with one.
+
+    Some local servers refuse inside a stream that has already begun. For a request large enough to have been
+    read the first chunk is awaited before the status is relayed; it is relayed with it.
+    """
+    if answer.response.status_code != httpx.codes.OK:
+        return answer.response.status_code >= httpx.codes.BAD_REQUEST
+    return not gated and b"error" in (await answer.peek(1))[:PEEK_BYTES]
 
 
 def _not_observed(error: BaseException) -> None:

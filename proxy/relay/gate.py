@@ -1,5 +1,7 @@
 """The gate: requests that cannot be large enough to compact are not even parsed."""
 
+from collections import OrderedDict
+
 from proxy.config.model import Config, for_model
 from proxy.core.budget import budget
 from proxy.core.policy import known_window
@@ -7,6 +9,9 @@ from proxy.core.trigger import mark
 from proxy.dialects.chat import has_media, models_named, outputs_named
 from proxy.learning import Learning
 from proxy.policies import policy_for
+
+# Compacted conversations that are known by their id.
+MAX_REMEMBERED = 10_000
 
 
 class Gate:
@@ -24,9 +29,20 @@ class Gate:
         self._config = config
         self._learning = learning
         self._origin = origin
+        self._compacted: OrderedDict[str, None] = OrderedDict()
 
-    def passes(self, raw: bytes, deployment: str | None) -> bool:
+    def remember(self, conversation: str | None) -> None:
+        """Let a compacted conversation pass no more: what replaced its messages is always applied."""
+        if conversation is not None:
+            self._compacted[conversation] = None
+            self._compacted.move_to_end(conversation)
+            if len(self._compacted) > MAX_REMEMBERED:
+                self._compacted.popitem(last=False)
+
+    def passes(self, raw: bytes, deployment: str | None, conversation: str | None) -> bool:
         """Whether a body is certainly under every mark; `deployment` is the model that its path names."""
+        if conversation in self._compacted:
+            return False
         models = models_named(raw) | ({deployment} if deployment else set())
         if not models or has_media(raw):
             return False

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.overflow import MAX_BODY_BYTES, Overflow, detect, detect_event
+from proxy.dialects.overflow import MAX_BODY_BYTES, Overflow, detect
 
 GENEROUS_S = 0.5  # ten times what it may take, because the machine is shared
 
@@ -48,7 +48,7 @@ def test_another_error_is_not_taken_for_an_overflow(vector: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("vector", VECTORS["events"], ids=name)
 def test_an_error_in_the_place_of_a_streams_first_event(vector: dict[str, Any]) -> None:
-    assert detect_event(vector["event"].encode()) == expected(vector)
+    assert detect(200, vector["event"].encode()) == expected(vector)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,6 @@ STATUSES = st.sampled_from([200, 400, 413, 422, 429, 500, 502, 503])
 @given(STATUSES, st.binary(max_size=400), st.sampled_from(["", "gzip", "deflate", "br"]))
 def test_no_bytes_make_it_fail(status: int, body: bytes, encoding: str) -> None:
     assert isinstance(detect(status, body, encoding), Overflow | None)
-    assert isinstance(detect_event(body), Overflow | None)
 
 
 JSON = st.recursive(
@@ -119,7 +118,7 @@ def test_no_shape_of_an_error_makes_it_fail(status: int, payload: object) -> Non
     body = json.dumps(payload).encode()
 
     assert isinstance(detect(status, body), Overflow | None)
-    assert isinstance(detect_event(b"data: " + body), Overflow | None)
+    assert isinstance(detect(200, b"data: " + body), Overflow | None)
 
 
 ADVERSARIAL = [
