@@ -19,11 +19,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from proxy.adapters.redis_client import unavailable
-from proxy.adapters.redis_store import MAX_VALUE_BYTES
+from proxy.adapters.redis_store import MAX_VALUE_BYTES, RedisStore
+from proxy.adapters.redis_url import parse
 from proxy.adapters.store_url import SECRET_KEY, shared_secret
 from proxy.errors import StoreUnavailable
 from proxy.ports import Entry, Record
 from tests.contract.conftest import RedisBench
+from tests.redis_servers import RedisServer
 
 DAY_S = 86400.0
 
@@ -205,3 +207,14 @@ def test_errors_have_reasons_and_show_nothing_that_was_sent(error: Exception, re
 
     assert found.reason == reason
     assert "secret" not in str(found)
+
+
+async def test_a_server_is_reached_through_a_socket_of_this_machine(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    directory = tmp_path_factory.mktemp("s")  # short: a socket's path has 107 characters at most
+    with RedisServer(directory, "--unixsocket", str(directory / "s")) as server:
+        store = RedisStore(parse(f"redis+unix://{directory}/s?db=2"))
+        assert await store.commit(Record("{t}k", b"v", DAY_S)) == b"v"
+        await store.close()
+        assert server.admin.info("keyspace")["db2"]["keys"] == 1

@@ -396,3 +396,20 @@ asyncio.run(main())
     await store.close()
     assert found == log + [None] * 100
     assert len(log) >= len(done)
+
+
+async def test_a_file_of_the_first_version_gets_leases_and_keeps_its_records(
+    opened: Opener, tmp_path: Path
+) -> None:
+    path = tmp_path / "state.db"
+    db = sqlite3.connect(path, isolation_level=None)
+    migrate(db, MIGRATIONS[:1])
+    db.execute("INSERT INTO items (key, value, expires, written) VALUES ('k', ?, 9e9, 1)", (b"v",))
+    db.close()
+    store = opened()
+
+    assert await store.read(["k"]) == [b"v"]
+    lease = await store.acquire("k", 60)
+    assert lease is not None
+    assert await store.commit(Record("k2", b"v2", DAY_S), lease=lease) == b"v2"
+    assert pragma(path, "user_version") == 2
