@@ -18,7 +18,7 @@ from proxy.core.planner import plan
 from proxy.core.repair import alternate, repair
 from proxy.core.trigger import automatic, mark
 from proxy.cutting import cut, sized
-from proxy.dialects.chat import write
+from proxy.dialects.chat import mentioned, write
 from proxy.dialects.overflow import Overflow
 from proxy.errors import CompactionError, SummaryFailed
 from proxy.fitting import Ask, Fit, Mode, Report, Status
@@ -112,7 +112,7 @@ class Compactor:
     async def observe(self, ask: Ask, fit: Fit, prompt_tokens: int) -> None:
         """Learn from the usage of an answered request."""
         if fit.estimate:
-            await self._learning.observed(ask.origin, ask.model, fit.estimate, prompt_tokens)
+            await self._learning.observed(ask.tenant, ask.origin, ask.model, fit.estimate, prompt_tokens)
 
     async def _failing_open(self, ask: Ask, fitting: Awaitable[Fit]) -> Fit:
         """The outcome, or the request as it came if anything at all went wrong."""
@@ -143,18 +143,22 @@ class Compactor:
         return await self._finished(await self._viewer.view(narrower, refusals=refusals), "overflow")
 
     async def _lesson(self, ask: Ask, refused: Fit, overflow: Overflow) -> int:
-        """Learn from a refusal, and say what window the request must fit."""
+        """Learn from a refusal, and say what window the request must fit.
+
+        Errors may echo the request. So nothing is remembered of a number that stands in it.
+        """
         estimate = refused.estimate
         if not estimate:  # it had passed the gate uncounted
             view = await self._viewer.view(ask)
             estimate = view.counted(view.messages)
-        if overflow.used and overflow.kind != "tpm":
-            await self._learning.observed(ask.origin, ask.model, estimate, overflow.used)
+        echoed = mentioned(ask.body.raw)
+        if overflow.used and overflow.kind != "tpm" and overflow.used not in echoed:
+            await self._learning.observed(ask.tenant, ask.origin, ask.model, estimate, overflow.used)
         if overflow.limit is None:
-            learned = await self._learning.of(ask.origin, ask.model)
+            learned = await self._learning.of(ask.tenant, ask.origin, ask.model)
             return int(learned.calibration.size(estimate) * BLIND_SHARE)
-        if overflow.kind != "tpm":
-            await self._learning.overflowed(ask.origin, ask.model, overflow.limit)
+        if overflow.kind != "tpm" and overflow.limit not in echoed:
+            await self._learning.overflowed(ask.tenant, ask.origin, ask.model, overflow.limit)
         return overflow.limit
 
     async def _finished(self, view: View, due: str | None) -> Fit:

@@ -1,7 +1,8 @@
 """What an upstream teaches about its models: the true window from its errors, the true count from its usage.
 
-One record per upstream origin and model, held in the process and kept in the store for a day, so that a
-restart does not have to run into the same error again.
+One record per tenant, upstream origin and model, held in the process and kept in the store for a day, so that
+a restart does not have to run into the same error again. Per tenant, because errors echo requests and counts
+follow them: what one tenant's requests provoke must not shape another's.
 """
 
 import time
@@ -43,36 +44,36 @@ class Learning:
         self._known: dict[str, Learned] = {}
         self._kept: dict[str, float] = {}
 
-    async def of(self, origin: str, model: str) -> Learned:
+    async def of(self, tenant: str, origin: str, model: str) -> Learned:
         """What is known of a model; asks the store once in the life of the process."""
-        key = model_key(origin, model)
+        key = model_key(tenant, origin, model)
         if key not in self._known:
             [fields] = await self._records.find([key])
             if key not in self._known:  # nobody has learned anything while the store was asked
                 self._remember(key, self._from(fields, model))
         return self._fresh(key)
 
-    def window(self, origin: str, model: str) -> int | None:
+    def window(self, tenant: str, origin: str, model: str) -> int | None:
         """The learned window, as far as this process knows it already."""
-        key = model_key(origin, model)
+        key = model_key(tenant, origin, model)
         return self._fresh(key).window if key in self._known else None
 
-    def calibration(self, origin: str, model: str) -> Calibration:
+    def calibration(self, tenant: str, origin: str, model: str) -> Calibration:
         """How the upstream counts, as far as this process knows it already."""
-        known = self._known.get(model_key(origin, model))
+        known = self._known.get(model_key(tenant, origin, model))
         return known.calibration if known else Calibration.prior(model)
 
-    async def overflowed(self, origin: str, model: str, window: int) -> None:
+    async def overflowed(self, tenant: str, origin: str, model: str, window: int) -> None:
         """An error named the window. A smaller one replaces a larger one, until that is forgotten."""
-        known = await self.of(origin, model)
+        known = await self.of(tenant, origin, model)
         smaller = min(window, known.window or window)
         until = self._now() + BELIEVED_S
-        await self._keep(model_key(origin, model), replace(known, window=smaller, until=until))
+        await self._keep(model_key(tenant, origin, model), replace(known, window=smaller, until=until))
 
-    async def observed(self, origin: str, model: str, estimate: int, actual: int) -> None:
+    async def observed(self, tenant: str, origin: str, model: str, estimate: int, actual: int) -> None:
         """An answer's usage said how many tokens a request really had."""
-        key = model_key(origin, model)
-        known = await self.of(origin, model)
+        key = model_key(tenant, origin, model)
+        known = await self.of(tenant, origin, model)
         learned = replace(known, calibration=known.calibration.observe(estimate, actual))
         self._remember(key, learned)
         if abs(learned.calibration.mean - self._kept.get(key, float("inf"))) >= KEPT_STEP:

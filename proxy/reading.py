@@ -4,8 +4,9 @@ Clients send their whole history with every request, so nearly all of it is know
 a message is recognised by its bytes, which its record keeps anyway.
 """
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from proxy.dialects.chat_parts import part_tokens
 MAX_HELD_BYTES = 32 * 1024 * 1024
 # What holding a message takes beside its own bytes; nearly all, where messages are short.
 RECORD_BYTES = 450
+# Messages are decoded in lots of this many bytes.
+AT_ONCE_BYTES = 256 * 1024
 
 
 class Gauge(NamedTuple):
@@ -56,7 +59,7 @@ class Reading:
         keys = [(raw, gauge) for raw in raws]
         found = [self._recall(key) for key in keys]
         new = [index for index, known in enumerate(found) if known is None]
-        counted = await self.counted([message(raws[index]) for index in new], gauge)
+        counted = await self.counted([record async for record in _read(raws, new)], gauge)
         for index, record in zip(new, counted, strict=True):
             found[index] = record
             self._hold(keys[index], record)
@@ -106,6 +109,17 @@ class Reading:
 
 def _held_bytes(record: Message) -> int:
     return len(record.raw) + RECORD_BYTES
+
+
+async def _read(raws: Sequence[bytes], indices: Sequence[int]) -> AsyncIterator[Message]:
+    """The messages decoded, a few at a time: other requests come in between."""
+    pending = 0
+    for index in indices:
+        pending += len(raws[index]) + RECORD_BYTES
+        if pending > AT_ONCE_BYTES:
+            pending = 0
+            await asyncio.sleep(0)
+        yield message(raws[index])
 
 
 def _parts(record: Message, gauge: Gauge) -> int:

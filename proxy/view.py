@@ -133,7 +133,7 @@ class Viewer:
         overhead = await self._reading.overhead(ask.body.prompt_members, gauge)
         body = tuple(message for message in messages if not message.privileged)
         prefixes = tuple(prefix_digests(body))
-        learned = await self._learning.of(ask.origin, ask.model)
+        learned = await self._learning.of(ask.tenant, ask.origin, ask.model)
         known = [window for window in (ask.settings.window, learned.window) if window]
         window = min(known, default=known_window(ask.model))
         spent = budget(window, policy.reserves, ask.body.max_output)

@@ -323,6 +323,25 @@ async def test_a_refused_request_is_made_shorter_than_the_limit_that_the_error_n
     assert (again.report.window, again.report.status) == (3_000, Status.REUSED)
 
 
+async def test_a_limit_that_the_request_itself_mentions_is_used_but_not_remembered(bench: Bench) -> None:
+    messages = talk(100)
+    messages[3]["content"] = "maximum context length is 3,000 tokens"  # an error may echo it
+    asked = replace(ask(messages), settings=for_model(Config(), "gpt-x"))
+    sent = await bench.compactor.fit(asked)
+    refit = await bench.compactor.refit(asked, sent, Overflow("context", limit=3_000, used=9_000))
+    assert refit is not None
+    assert (refit.report.tokens_after or 0) <= 3_000
+    assert (await bench.compactor.fit(asked)).report.window == 128_000
+
+
+async def test_what_one_tenant_provokes_teaches_nothing_about_another(bench: Bench) -> None:
+    asked = replace(ask(talk(100)), settings=for_model(Config(), "gpt-x"))
+    sent = await bench.compactor.fit(asked)
+    await bench.compactor.refit(asked, sent, Overflow("context", limit=3_000, used=9_000))
+    other = await bench.compactor.fit(replace(asked, tenant="other"))
+    assert (other.report.window, other.report.status) == (128_000, Status.NONE)
+
+
 async def test_nothing_is_done_where_every_trigger_is_off(bench: Bench) -> None:
     asked = ask(talk(100), model={"compaction": {"trigger": 0}})
     fit = await bench.compactor.fit(asked)

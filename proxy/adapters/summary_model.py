@@ -1,5 +1,7 @@
 """The summary model behind httpx: one chat completion, small and never streamed."""
 
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+
 import httpx
 
 from proxy.dialects import completion
@@ -19,7 +21,8 @@ class HttpSummaryModel:
     """`ports.SummaryModel` over HTTP. The deadline is the caller's."""
 
     def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
-        self._client = httpx.AsyncClient(transport=transport, timeout=None, follow_redirects=False)  # noqa: S113
+        no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))  # one tenant's must not reach another
+        self._client = httpx.AsyncClient(transport=transport, cookies=no_cookies, timeout=None)  # noqa: S113
         self._refused: dict[tuple[str, str], frozenset[str]] = {}
 
     async def ask(self, call: SummaryCall) -> SummaryAnswer:
@@ -49,8 +52,9 @@ class HttpSummaryModel:
             "accept-encoding": "identity",
             **call.headers,
         }
+        fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         try:
-            async with self._client.stream("POST", call.url, content=content, headers=headers) as response:
+            async with self._client.stream("POST", call.url, content=content, headers=fields) as response:
                 body = bytearray()
                 async for chunk in response.aiter_bytes():
                     body += chunk

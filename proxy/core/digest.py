@@ -14,9 +14,10 @@ from proxy.core.message import Message
 
 VERSION = b"\x01"
 MAX_DEPTH = 100
+MAX_CHARACTERS = 1_048_576
 _EXACT_INTEGER = 2**53
 _EXACT_DIGITS = 15
-_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]')
 
 
 def _field(value: str | bytes) -> bytes:
@@ -52,10 +53,11 @@ def _depth(text: str) -> int:
 def canonical_arguments(arguments: str) -> str:
     """Tool-call arguments with key order and white space made canonical.
 
-    They stay as they are if they do not parse, repeat a key, or nest more than 100 deep: how deep a decoder
-    can go depends on its caller's stack, and the digest must not.
+    They stay as they are if they do not parse, repeat a key, are longer than 1 Mi characters, or nest more
+    than 100 deep: how deep a decoder can go depends on its caller's stack, and the digest must not.
     """
-    if arguments.count("[") + arguments.count("{") > MAX_DEPTH and _depth(arguments) > MAX_DEPTH:
+    brackets = arguments.count("[") + arguments.count("{")
+    if len(arguments) > MAX_CHARACTERS or (brackets > MAX_DEPTH and _depth(arguments) > MAX_DEPTH):
         return arguments
     try:
         value = json.loads(

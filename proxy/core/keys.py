@@ -8,7 +8,7 @@ name of a model, or text as it came. Every store and every version keeps these n
 | --- | --- |
 | tenant and root | `checkpoint` (a lease on making it: `…:lease`), `checkpoints`, `archive`, `rounds` |
 | tenant and conversation | `conversation`, `events` |
-| upstream origin and model | `model` |
+| tenant, upstream origin and model | `model` |
 
 The root of a conversation is the prefix digest of its first four non-privileged messages. Branches, edits and
 regenerations further on keep it, so they share a scope whatever ids they come with, and a checkpoint is found
@@ -75,9 +75,9 @@ def events_key(tenant: str, conversation: str) -> str:
     return f"{_scope(tenant, conversation)}:events"
 
 
-def model_key(origin: str, model: str) -> str:
-    """Record: what was learned of a model at an upstream, such as its window; the same for all tenants."""
-    return f"{_scope(origin, model)}:model"
+def model_key(tenant: str, origin: str, model: str) -> str:
+    """Record: what a tenant's requests have taught of a model at an upstream, such as its window."""
+    return f"{_scope(tenant, origin + ' ' + model)}:model"
 
 
 def hash_tag(key: str) -> str:

@@ -16,7 +16,9 @@ CUT_MARK = "\n[...truncated...]"
 NO_TASK = "Unknown task"
 
 # Control characters but tab and newline, and the invisible "tag" characters that smuggle instructions.
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\U000e0000-\U000e007f]")
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u2028-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]"
+)
 _OWN_HEADING = re.compile(r"\A\s*#{1,6}[^\n]*session summary[^\n]*(?:\n+|\Z)", re.IGNORECASE)
 
 

@@ -4,6 +4,7 @@ There is no schema here. What we do not understand survives because it is never 
 itself, and what is forwarded is the client's own body with only the value of `messages` replaced.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -20,8 +21,13 @@ PROMPT_MEMBERS = ("tools", "functions", "response_format")
 
 # An unescaped `"model"` can only be a key: inside a string its quotes would be escaped.
 # The lookbehind stands behind the literal: in front of it the search would have to stop at every byte.
-_MODEL = re.compile(rb'"model"(?<!\\"model")\s*:\s*"((?:[^"\\]|\\.)*)"')
-_OUTPUT = re.compile(rb'"max_(?<!\\"max_)(?:completion_)?tokens"\s*:\s*(\d{1,18})\d*\b')
+_MODEL = re.compile(rb'"model"(?<!\\"model")\s*:\s*"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
+_OUTPUT = re.compile(rb'"max_(?<!\\"max_)(?:completion_)?tokens"\s*:\s*(\d{1,18}+)\d*+\b')
+_NUMBER = re.compile(r"\d+(?:[ ,._\u00a0]\d{3})*+")
+# More messages than this are no conversation that a model could read.
+MAX_MESSAGES = 100_000
+# A longer name is no model's; its beginning and digest stand for it, so that no memory and no log holds it.
+MAX_MODEL_CHARACTERS = 256
 _MEDIA = (b'"image_url"', b'"input_audio"', b'"file"', b'"video_url"')
 
 
@@ -51,7 +57,7 @@ def models_named(raw: bytes) -> set[str]:
 
     A nested key of the same name may add one, so the set holds the right one and perhaps more.
     """
-    return {_unescaped(found) for found in _MODEL.findall(raw)}
+    return {bounded(_unescaped(found)) for found in _MODEL.findall(raw)}
 
 
 def _unescaped(text: bytes) -> str:
@@ -82,6 +88,8 @@ def read(raw: bytes) -> Body:
         messages = elements(raw[place.start : place.stop]) if place else ()
     except RecursionError:
         raise Unreadable("too-deep") from None
+    if len(messages) > MAX_MESSAGES:
+        raise Unreadable("too-many")
     if place is None or not messages or not all(message.startswith(b"{") for message in messages):
         raise Unreadable("no-messages")
     rest = {key: raw[at.start : at.stop] for key, at in found.items()}
@@ -90,10 +98,24 @@ def read(raw: bytes) -> Body:
         raw=raw,
         place=place,
         messages=messages,
-        model=model if isinstance(model, str) else "",
+        model=bounded(model) if isinstance(model, str) else "",
         max_output=_max_output(rest),
         prompt_members=tuple(rest[key].decode("utf-8", "replace") for key in PROMPT_MEMBERS if key in rest),
     )
+
+
+def bounded(model: str) -> str:
+    """A model's name, cut to what a name can be."""
+    if len(model) <= MAX_MODEL_CHARACTERS:
+        return model
+    return f"{model[:64]}…{hashlib.sha256(model.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+
+
+def mentioned(raw: bytes) -> set[int]:
+    """Every number that stands in a body, escapes undone and thousands separators left out."""
+    value = _small(raw)
+    text = json.dumps(value, ensure_ascii=False) if value is not None else raw.decode("utf-8", "replace")
+    return {int(digits) for found in _NUMBER.findall(text) if len(digits := re.sub(r"\D", "", found)) <= 18}
 
 
 def _max_output(rest: Mapping[str, bytes]) -> int | None:

@@ -17,6 +17,8 @@ from proxy.core.render import excerpt
 from proxy.dialects.slices import DECODER
 from proxy.errors import Unreadable
 
+# More parts than this are no message that a model could read.
+MAX_PARTS = 10_000
 # Text inside the arguments of a call is shortened where it is at least this long, in characters.
 LONG_ARGUMENT = 200
 # Roles that make no calls, whatever fields their messages carry.
@@ -114,6 +116,8 @@ def _content(content: object) -> tuple[str, tuple[Part, ...]]:
     if not isinstance(content, list):
         plain = content is None or isinstance(content, str)
         return _string(content) if plain else json.dumps(content, sort_keys=True), ()
+    if len(content) > MAX_PARTS:
+        raise Unreadable("too-many")
     text = ""
     parts: list[Part] = []
     for each in content:

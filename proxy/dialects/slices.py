@@ -14,7 +14,7 @@ import msgspec
 
 from proxy.errors import Unreadable
 
-_KEY = re.compile(rb'\s*"(?:[^"\\]|\\.)*"\s*:\s*')
+_KEY = re.compile(rb'\s*"[^"\\]*+(?:\\.[^"\\]*+)*+"\s*:\s*')
 _SPACE = re.compile(rb"\s*")
 _TEXT_SPACE = re.compile(r"[ \t\n\r]*")
 

@@ -138,7 +138,7 @@ class Chat:
         """Decide what to forward."""
         path_model = deployment(passage.scope["raw_path"])
         if not passage.control.in_force and self._gate.passes(
-            passage.raw, path_model, passage.who.conversation
+            passage.raw, path_model, passage.who.tenant, passage.who.conversation
         ):
             return
         try:

@@ -12,6 +12,8 @@ from proxy.policies import policy_for
 
 # Compacted conversations that are known by their id.
 MAX_REMEMBERED = 10_000
+# A body that names more models than this is read instead.
+MAX_MODELS = 8
 
 
 class Gate:
@@ -39,24 +41,24 @@ class Gate:
             if len(self._compacted) > MAX_REMEMBERED:
                 self._compacted.popitem(last=False)
 
-    def passes(self, raw: bytes, deployment: str | None, conversation: str | None) -> bool:
+    def passes(self, raw: bytes, deployment: str | None, tenant: str, conversation: str | None) -> bool:
         """Whether a body is certainly under every mark; `deployment` is the model that its path names."""
         if conversation in self._compacted:
             return False
         models = models_named(raw) | ({deployment} if deployment else set())
-        if not models or has_media(raw):
+        if not 0 < len(models) <= MAX_MODELS or has_media(raw):
             return False
         output = max(outputs_named(raw), default=None)
-        return all(self._under(len(raw), model, output) for model in models)
+        return all(self._under(len(raw), tenant, model, output) for model in models)
 
-    def _under(self, size: int, model: str, output: int | None) -> bool:
+    def _under(self, size: int, tenant: str, model: str, output: int | None) -> bool:
         settings = for_model(self._config, model)
         policy = policy_for(settings)
-        known = (settings.window, self._learning.window(self._origin, model))
+        known = (settings.window, self._learning.window(tenant, self._origin, model))
         window = min(filter(None, known), default=known_window(model))
         spent = budget(window, policy.reserves, output)
         trigger = mark(policy.trigger, spent)
         if trigger is None:
             return True
-        most = self._learning.calibration(self._origin, model).size(size)
+        most = self._learning.calibration(tenant, self._origin, model).size(size)
         return most < min(trigger, spent.limit)

@@ -3,9 +3,13 @@
 Names from the server are in lower case, as ASGI has them; names from an upstream may be in any case.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 
 from proxy.errors import RequestRefused
+
+# Control characters but the tab, which no field may hold (RFC 9110 §5.5).
+_UNSENDABLE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -96,7 +100,11 @@ def to_client(status: int, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
     dropped = _NOT_SENT_BACK | _named_in_connection(headers)
     if status == 304:
         dropped |= {b"content-length"}
-    return [(key, held) for key, held in headers if key.lower() not in dropped]
+    return [
+        (key, held)
+        for key, held in headers
+        if key.lower() not in dropped and _UNSENDABLE.search(held) is None  # the server would refuse it all
+    ]
 
 
 def refuse_loop(headers: Iterable[tuple[bytes, bytes]], hop: str) -> None:

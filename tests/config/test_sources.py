@@ -247,7 +247,6 @@ def test_variables_expand_in_strings(tmp_path: Path) -> None:
         ("upstream: {engine: native}", "upstream.engine", '"aiohttp"'),
         ("upstream: {stream_usage: inject}", "upstream.stream_usage", '"observe"'),
         ("upstream: {lower_max_tokens: true}", "upstream.lower_max_tokens", "false"),
-        ("store: {encryption_keys: [a]}", "store.encryption_keys", "an empty list"),
         ("store: {keep_requests: none}", "store.keep_requests", '"auto"'),
         ("compaction: {strategy: anchored}", "compaction.strategy", '"chained"'),
         ("compaction: {target_tokens: 5}", "compaction.target_tokens", "null"),

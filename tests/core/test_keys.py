@@ -32,8 +32,8 @@ def test_the_names_are_final() -> None:
         f"{conversation}:conversation",
         f"{conversation}:events",
     ]
-    assert keys.model_key("https://a.b", "gpt-4o") == (
-        "v1:{065644baa71912b9e6dfd2ee40bec46c.a2a69af70d1b9be70f1abf8218492c5e}:model"
+    assert keys.model_key("t", "https://a.b", "gpt-4o") == (
+        "v1:{e3b98a4da31a127d4bde6e43033f66ba.555be87313d9e92951c45a82c20a4791}:model"
     )
 
 
@@ -41,7 +41,7 @@ def test_the_names_are_final() -> None:
 def test_a_key_holds_words_of_ours_and_hex_digests_only(tenant: str, name: str) -> None:
     form = re.compile(r"v1:\{[0-9a-f]{32}\.[0-9a-f]{32}\}(:[a-z]+){1,2}(:[0-9a-f]{64})?")
 
-    found = [*every_key(tenant, name), keys.model_key(tenant, name)]
+    found = [*every_key(tenant, name), keys.model_key(tenant, "https://a.b", name)]
     assert [key for key in found if not form.fullmatch(key)] == []
 
 
@@ -61,6 +61,6 @@ def test_what_is_read_or_committed_together_shares_a_hash_tag() -> None:
 
 
 def test_no_two_keys_are_equal() -> None:
-    found = [*every_key("same", "same"), keys.model_key("same", "same")]
+    found = [*every_key("same", "same"), keys.model_key("same", "same", "same")]
 
     assert len(set(found)) == len(found)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.message import Message
-from proxy.dialects.chat import Body, has_media, models_named, outputs_named, read, write
+from proxy.dialects.chat import Body, has_media, mentioned, models_named, outputs_named, read, write
 from proxy.dialects.chat_message import message
 from proxy.errors import Unreadable
 
@@ -266,3 +266,22 @@ def test_any_bytes_are_read_or_refused_with_a_reason(raw: bytes) -> None:
 )
 def test_media_are_noticed_without_parsing(raw: bytes, expected: bool) -> None:  # noqa: FBT001 - a column
     assert has_media(raw) is expected
+
+
+def test_a_very_long_model_name_is_cut_and_stays_its_own() -> None:
+    names = ["m" * 300 + "a", "m" * 300 + "b"]
+    cut = [read(json.dumps({"model": name, "messages": [{"role": "user"}]}).encode()).model for name in names]
+    assert len(set(cut)) == 2
+    assert all(len(name) < 100 for name in cut)
+    assert models_named(b'{"model":"%s"}' % names[0].encode()) == {cut[0]}
+
+
+def test_more_messages_or_parts_than_any_model_reads_are_relayed_unread() -> None:
+    many = b'{"messages":[' + b"{}," * 100_000 + b"{}]}"
+    with pytest.raises(Unreadable, match="too-many"):
+        read(many)
+
+
+def test_numbers_that_a_request_mentions_are_found_however_they_are_written() -> None:
+    raw = b'{"a":"12,800 and \\u0031\\u0030\\u0030","b":[7],"c":"3 000"}'
+    assert {12_800, 100, 7, 3_000} <= mentioned(raw)

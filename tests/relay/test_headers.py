@@ -96,3 +96,8 @@ def test_a_request_through_another_installation_passes_and_keeps_its_mark() -> N
 @pytest.mark.parametrize(("declared", "expected"), [(b"12", 12), (b"x", None), (b"-1", None), (b"", None)])
 def test_a_declared_length_is_a_number_or_nothing(declared: bytes, expected: int | None) -> None:
     assert content_length([(b"content-length", declared)]) == expected
+
+
+def test_a_field_that_no_server_could_send_is_left_out() -> None:
+    fields = [(b"x-a", b"a\x01b"), (b"x-b", b"a\r\nx-c: d"), (b"x-d", b"tab\tstays")]
+    assert to_client(200, fields) == [(b"x-d", b"tab\tstays")]
