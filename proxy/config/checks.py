@@ -14,6 +14,7 @@ from proxy.config.values import origin, store_place
 WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - recognised, not bound
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 SQLITE = "sqlite:///"
+MEMORY = "memory://"
 SECOND_ORIGIN = (
     "another origin than upstream.base_url needs its own summary.api_key, "
     "because a client's credential never goes to a second origin"
@@ -60,6 +61,8 @@ def _summary_problems(config: Config, summary: SummarySection) -> Iterator[tuple
 
 def problems(config: Config) -> Iterator[tuple[Place, str]]:
     """Each place whose value does not fit the others, and why."""
+    if config.server.workers > 1 and config.store.url == MEMORY:
+        yield ("server", "workers"), "several workers need a store that they can share, not memory://"
     if _is_ours(config, config.upstream.base_url):
         yield ("upstream", "base_url"), "this is our own address: requests would go round in circles"
     for row in config.by_glob:
@@ -73,6 +76,8 @@ def warnings(config: Config) -> Iterator[str]:
         yield f"server.host: {config.server.host} is open to other machines, and server.admin_key is empty"
     if config.session.tenant == "none":
         yield "session.tenant: none lets all clients share their conversations' summaries"
+    if config.store.url == MEMORY:
+        yield "store.url: memory:// keeps nothing beyond the process; name a file or a server to keep more"
     globs = list(config.models)
     for index, glob in enumerate(globs):
         earlier = next((other for other in globs[:index] if fnmatchcase(glob, other)), None)
@@ -80,20 +85,14 @@ def warnings(config: Config) -> Iterator[str]:
             yield f"models.{glob}: never used, because {earlier} stands before it and matches too"
 
 
-def _data_home(environ: Mapping[str, str]) -> Path:
-    """The user's data folder.
-
-    Raises:
-        ValueError: There is none that we may write to.
-    """
+def _data_home(environ: Mapping[str, str]) -> Path | None:
+    """The user's data folder; None if there is none that we may write to."""
     named, home = environ.get("XDG_DATA_HOME", ""), environ.get("HOME", "")
     if not named.startswith("/") and not home:
-        raise ValueError("HOME is not set; name a place such as sqlite:////var/lib/compaction-proxy/state.db")
+        return None
     folder = Path(named) if named.startswith("/") else Path(home, ".local", "share")
     exists = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if not os.access(exists, os.W_OK | os.X_OK):
-        raise ValueError(f"{exists} is not writable; name another place, or memory://")
-    return folder
+    return folder if os.access(exists, os.W_OK | os.X_OK) else None
 
 
 def _redis_url(url: str) -> str:
@@ -113,7 +112,8 @@ def store_url(config: Config, environ: Mapping[str, str]) -> str:
     if url is None and environ.get("REDIS_URL"):
         return _redis_url(environ["REDIS_URL"])
     if url is None:
-        return f"{SQLITE}{_data_home(environ) / 'compaction-proxy' / 'state.db'}"
+        folder = _data_home(environ)
+        return f"{SQLITE}{folder / 'compaction-proxy' / 'state.db'}" if folder else MEMORY
     if not url.startswith(SQLITE):
         return url
     path = url.removeprefix(SQLITE)

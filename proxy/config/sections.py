@@ -13,6 +13,7 @@ from proxy.config.values import (
     Duration,
     HeaderName,
     HttpUrl,
+    Key,
     Number,
     Only,
     Percent,
@@ -44,7 +45,7 @@ class ServerSection(BaseModel):
     """TCP port; 0 takes a free one."""
     base_path: BasePath = ""
     """Prefix of our own paths (health, metrics, admin); empty: none."""
-    admin_key: SecretStr = SecretStr("")
+    admin_key: Key = SecretStr("")
     """Bearer key of the admin API and UI; empty: they answer on loopback only."""
     secret: SecretStr = SecretStr("")
     """Key of the digests that separate tenants; empty: made once and kept beside the store."""
@@ -66,7 +67,7 @@ class UpstreamSection(BaseModel):
     model_config = STRICT
     base_url: HttpUrl = "https://api.openai.com/v1"
     """Base URL of the provider; the client's path is appended, a shared `/v1` is taken once."""
-    api_key: SecretStr = SecretStr("")
+    api_key: Key = SecretStr("")
     """Key sent upstream in place of the client's; empty: the client's own passes through."""
     engine: Annotated[str, Only("aiohttp")] = "aiohttp"
     """HTTP client that carries relayed requests."""
@@ -235,7 +236,7 @@ class SummarySection(BaseModel):
     """Summary model; null: a cheap one of the upstream's origin; `same`: the request's; `none`: no calls."""
     base_url: HttpUrl | None = None
     """Base URL of its provider; null: the upstream's. Another origin needs an `api_key` of its own."""
-    api_key: SecretStr = SecretStr("")
+    api_key: Key = SecretStr("")
     """Key for summary calls; empty: that of the request."""
     max_tokens: Positive | None = None
     """Tokens that a summary may take."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, get_args
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler
+from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, SecretStr
 from pydantic_core import CoreSchema, core_schema
 
 SECONDS_OF = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -131,6 +131,13 @@ def _header(name: str) -> str:
     return name.lower()
 
 
+def _key(secret: SecretStr) -> SecretStr:
+    if not re.fullmatch(r"[\x21-\x7e]*", secret.get_secret_value()):
+        raise ValueError("a key holds printable ASCII characters only, no spaces and no line ends")
+    return secret
+
+
+Key = Annotated[SecretStr, AfterValidator(_key)]
 Number = Annotated[int, BeforeValidator(_no_boolean), Field(ge=0)]
 Positive = Annotated[int, BeforeValidator(_no_boolean), Field(ge=1)]
 Seconds = Annotated[float, BeforeValidator(_no_boolean), Field(gt=0, allow_inf_nan=False)]

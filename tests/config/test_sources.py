@@ -195,9 +195,11 @@ def test_models_of_the_environment_come_before_those_of_the_file(tmp_path: Path)
 
 
 def test_a_secret_comes_from_a_file_without_one_trailing_newline(tmp_path: Path) -> None:
+    environ = {**HOME, P + "SERVER__ADMIN_KEY_FILE": str(tmp_path / "key")}
+    (tmp_path / "key").write_text("s3cret\n")
+    assert load(None, environ).config.server.admin_key.get_secret_value() == "s3cret"
     (tmp_path / "key").write_text("s3cret\n\n")
-    config = load(None, {**HOME, P + "SERVER__ADMIN_KEY_FILE": str(tmp_path / "key")}).config
-    assert config.server.admin_key.get_secret_value() == "s3cret\n"
+    assert "server.admin_key: a key holds printable ASCII" in refused(None, environ)[0]
 
 
 def test_a_secret_s_file_is_refused_where_it_makes_no_sense(tmp_path: Path) -> None:
@@ -399,10 +401,10 @@ def test_a_relative_store_lies_in_the_working_directory(tmp_path: Path) -> None:
     assert loaded("store: {url: 'sqlite:///s.db'}", tmp_path, {}).store.url == f"sqlite:///{tmp_path}/s.db"
 
 
-def test_without_a_home_the_store_must_be_named(tmp_path: Path) -> None:
-    assert refused(None, {"HOME": ""}) == [
-        "store.url: HOME is not set; name a place such as sqlite:////var/lib/compaction-proxy/state.db"
-    ]
+def test_without_a_home_it_keeps_what_it_keeps_in_memory_and_says_so(tmp_path: Path) -> None:
+    found = load(None, {"HOME": ""})
+    assert found.config.store.url == "memory://"
+    assert [line for line in found.warnings if line.startswith("store.url: memory://")]
     assert problems("store: {url: 'sqlite:///~/x'}", tmp_path, {}) == [
         "config.yaml:1:9: store.url: ~ needs HOME, which is not set"
     ]
