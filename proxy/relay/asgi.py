@@ -24,7 +24,7 @@ class Dispatcher:
     Errors are expected before the response has started; later there is nothing left to say.
 
     Attributes:
-        admin: Answers our own paths; sees `base_path` as its `root_path`.
+        admin: Answers our own paths, `base_path` included.
         chat: Answers the compacted paths.
         blind: Answers everything else.
         hop: The mark of this installation, 16 hex digits.
@@ -46,8 +46,7 @@ class Dispatcher:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close"})  # before accepting: the server answers 403
         elif is_own(scope["path"], self.base_path):
-            root_path = scope.get("root_path", "") + self.base_path
-            await self.admin({**scope, "root_path": root_path}, receive, send)
+            await self.admin(scope, receive, send)
         else:
             await self._relay(scope, receive, send)
 

@@ -95,6 +95,14 @@ async def test_an_answer_is_closed_however_its_relay_ends() -> None:
     assert [kept.response.stream.closed for kept in (cut, unsendable)] == [True, True]  # type: ignore[union-attr]
 
 
+async def test_a_tap_sees_every_byte_that_was_sent() -> None:
+    tapped: list[bytes] = []
+    looked_at = answer(b"ab", b"cd", CUT)
+    await looked_at.peek(1)
+    await relay_back(looked_at, Sent(), tap=tapped.append)
+    assert tapped == [b"ab", b"cd"]
+
+
 async def test_a_request_names_its_target_its_limits_and_its_true_length() -> None:
     made = build_request(upstream(CUT), SCOPE, b"{}")
     assert (made.method, str(made.url), await made.aread()) == ("POST", "http://up.example", b"{}")

@@ -1,23 +1,29 @@
-"""A scripted upstream on a raw socket, the proxy under a real server, and a raw client between them."""
+"""A scripted upstream on a raw socket, the product under its own server, and a raw client between them."""
 
 import asyncio
 import contextlib
-import socket
+import functools
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+from urllib.parse import urlsplit
 
-import httpx
 import pytest
-import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from proxy.adapters.aiohttp_transport import AiohttpTransport
-from proxy.relay.asgi import Dispatcher
-from proxy.relay.blind import Blind
-from proxy.relay.exchange import Upstream, build_request, open_answer, relay_back
-from proxy.relay.inbound import read_body, while_connected
+from proxy.adapters import tiktoken_counter
+from proxy.app import create_app
+from proxy.config.model import Config
+from proxy.ports import Store
+from proxy.serving import served
 
-HOP = "0123456789abcdef"
+CHAT = "/v1/chat/completions"
+# The two ways of a chat request, by the header field that chooses. Past the gate it is parsed, digested,
+# counted and looked up; the field lowers nothing, because no trigger is as high.
+WAYS = {"through the gate": (), "past the gate": ("x-compaction-trigger-tokens: 1000000",)}
+
+cached_load = functools.cache(tiktoken_counter.load)
 
 
 @dataclass
@@ -88,67 +94,16 @@ async def running_upstream(script: Script) -> AsyncIterator[Scripted]:
         server.close()
 
 
-@dataclass
-class Chat:
-    """The least a chat endpoint can be: whole body, one exchange."""
-
-    upstream: Upstream
-    taps: list[bytes] = field(default_factory=list)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_body(scope, receive, 1_048_576)
-        async with while_connected(receive):
-            answer = await open_answer(self.upstream, build_request(self.upstream, scope, body))
-            await relay_back(answer, send, extra=[(b"x-compaction-status", b"none")], tap=self.taps.append)
-
-
-async def own(scope: Scope, receive: Receive, send: Send) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"ours " + scope["root_path"].encode()})
-
-
-@contextlib.asynccontextmanager
-async def running_app(app: ASGIApp) -> AsyncIterator[int]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, ws="none", lifespan="on", log_config=None, access_log=False, loop="asyncio")
-    server = uvicorn.Server(config)
-    running = asyncio.create_task(server.serve(sockets=[listener]))
-    while not server.started:  # noqa: ASYNC110 - uvicorn offers no event
-        await asyncio.sleep(0.002)
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        server.should_exit = True
-        server.force_exit = True
-        await running
-        listener.close()
-
-
-@dataclass
-class Proxy:
-    port: int
-    upstream: Upstream
-    chat: Chat
-
-
 @contextlib.asynccontextmanager
 async def running_proxy(
-    upstream_port: int,
-    *,
-    transport: httpx.AsyncBaseTransport | None = None,
-    api_key: str = "",
-    read_timeout_s: float = 5.0,
-    base_path: str = "",
-) -> AsyncIterator[Proxy]:
-    transport = transport or AiohttpTransport()
-    upstream = Upstream(f"http://127.0.0.1:{upstream_port}/v1", api_key, HOP, transport, 5.0, read_timeout_s)
-    chat = Chat(upstream)
-    app = Dispatcher(admin=own, chat=chat, blind=Blind(upstream), hop=HOP, base_path=base_path)
-    try:
-        async with running_app(app) as port:
-            yield Proxy(port, upstream, chat)
-    finally:
-        await transport.aclose()
+    upstream_port: int, *, store: Store | None = None, **sections: Any
+) -> AsyncIterator[int]:
+    """The product, as `serve` composes and serves it; gives its port. `sections` are the configuration's."""
+    upstream = {"base_url": f"http://127.0.0.1:{upstream_port}/v1", **sections.pop("upstream", {})}
+    given = {"store": {"url": "memory://"}, "summary": {"model": "none"}, **sections, "upstream": upstream}
+    with mock.patch.object(tiktoken_counter, "load", cached_load):  # takes half a second each time
+        async with served(create_app(Config.model_validate(given), store=store)) as url:
+            yield urlsplit(url).port or 0
 
 
 @dataclass
@@ -206,9 +161,25 @@ def post(path: str, body: bytes = b"{}", *fields: str) -> bytes:
     return "\r\n".join([*lines, *fields]).encode() + b"\r\n\r\n" + body
 
 
+def chat_body(**members: Any) -> bytes:
+    """A chat request with a history long enough to be looked up in the store."""
+    said = [{"role": role, "content": f"{role} says žluť"} for role in ("user", "assistant") * 2]
+    return json.dumps(
+        {"model": "m", "messages": [*said, {"role": "user", "content": "?"}], **members}
+    ).encode()
+
+
 def get(path: str, *fields: str, method: str = "GET") -> bytes:
     lines = [f"{method} {path} HTTP/1.1", "host: proxy", "connection: close"]
     return "\r\n".join([*lines, *fields]).encode() + b"\r\n\r\n"
+
+
+def status_of_ours(reply: Reply) -> dict[str, str]:
+    """Our response headers, by what follows `x-compaction-`."""
+    ours = ((name.decode(), held.decode()) for name, held in reply.fields)
+    return {
+        name.removeprefix("x-compaction-"): held for name, held in ours if name.startswith("x-compaction-")
+    }
 
 
 @dataclass
@@ -220,10 +191,22 @@ class Wire:
     ask = staticmethod(ask)
     post = staticmethod(post)
     get = staticmethod(get)
+    chat_body = staticmethod(chat_body)
+    status_of_ours = staticmethod(status_of_ours)
     parse_reply = staticmethod(parse_reply)
-    hop = HOP
+    ways = WAYS
 
 
 @pytest.fixture
 def wire() -> Wire:
     return Wire()
+
+
+@pytest.fixture(params=WAYS)
+def chat(request: pytest.FixtureRequest) -> Callable[..., bytes]:
+    """Makes raw chat requests that all go the same way: through the gate, or past it."""
+
+    def made(*fields: str, **members: Any) -> bytes:
+        return post(CHAT, chat_body(**members), *WAYS[request.param], *fields)
+
+    return made

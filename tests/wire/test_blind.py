@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 from typing import Any
 
 import pytest
@@ -20,9 +21,9 @@ def answering(head: bytes, body: bytes = b"") -> Any:
 async def test_every_method_is_relayed(wire: Any, method: str) -> None:
     body = b"" if method == "HEAD" else b"abc"
     script = answering(b"HTTP/1.1 200 OK\r\nallow: all\r\ncontent-length: 3", body)
-    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
         request = wire.get("/v1/models", method=method)
-        reply = await wire.ask(proxy.port, request, bodiless=method == "HEAD")
+        reply = await wire.ask(port, request, bodiless=method == "HEAD")
     assert upstream.seen[0].head.startswith(method.encode() + b" /v1/models HTTP/1.1\r\n")
     assert (reply.status, reply.body, reply.all(b"content-length"), reply.whole) == (200, body, [b"3"], True)
 
@@ -39,8 +40,8 @@ async def test_every_method_is_relayed(wire: Any, method: str) -> None:
 )
 async def test_the_target_reaches_the_upstream_byte_for_byte(wire: Any, path: str, target: bytes) -> None:
     script = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 0")
-    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
-        await wire.ask(proxy.port, wire.get(path))
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
+        await wire.ask(port, wire.get(path))
     assert upstream.seen[0].target == target
 
 
@@ -49,8 +50,8 @@ async def test_a_redirect_is_not_followed(wire: Any, status: bytes) -> None:
     script = answering(
         b"HTTP/1.1 " + status + b"\r\nlocation: http://127.0.0.1:1/x\r\ncontent-length: 2", b"go"
     )
-    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
-        reply = await wire.ask(proxy.port, wire.get("/v1/models"))
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
+        reply = await wire.ask(port, wire.get("/v1/models"))
     assert (reply.status, reply.body) == (int(status[:3]), b"go")
     assert reply.all(b"location") == [b"http://127.0.0.1:1/x"]
 
@@ -60,8 +61,8 @@ async def test_a_redirect_is_not_followed(wire: Any, status: bytes) -> None:
 )
 async def test_a_status_without_a_body_passes(wire: Any, head: bytes) -> None:
     script = answering(b"HTTP/1.1 " + head + b"\r\netag: e")
-    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
-        reply = await wire.ask(proxy.port, wire.get("/v1/models"))
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
+        reply = await wire.ask(port, wire.get("/v1/models"))
     assert (reply.status, reply.body, reply.all(b"etag")) == (int(head[:3]), b"", [b"e"])
 
 
@@ -70,8 +71,8 @@ async def test_a_body_that_ends_with_the_connection_is_whole(wire: Any) -> None:
         await exchange.send(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nall of it")
         exchange.writer.close()
 
-    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
-        reply = await wire.ask(proxy.port, wire.get("/v1/models"))
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
+        reply = await wire.ask(port, wire.get("/v1/models"))
     assert (reply.body, reply.whole) == (b"all of it", True)
 
 
@@ -79,8 +80,8 @@ async def test_a_multipart_body_passes_as_it_is(wire: Any) -> None:
     body = b'--b\r\ncontent-disposition: form-data; name="file"\r\n\r\n\x00\xff\r\n--b--\r\n'
     kind = "multipart/form-data; boundary=b"
     script = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 0")
-    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
-        await wire.ask(proxy.port, wire.post("/v1/audio/transcriptions", body, f"content-type: {kind}"))
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
+        await wire.ask(port, wire.post("/v1/audio/transcriptions", body, f"content-type: {kind}"))
     seen = upstream.seen[0]
     assert (seen.body, dict(seen.fields)[b"content-type"]) == (body, kind.encode())
 
@@ -99,9 +100,9 @@ async def test_a_large_upload_is_streamed(wire: Any) -> None:
         await exchange.send(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
 
     block = bytes(range(256)) * 4_096
-    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
         upstream.read_bodies = False
-        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
         head = b"POST /v1/files HTTP/1.1\r\nhost: p\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
         writer.write(head % LARGE_BYTES + block)
         async with asyncio.timeout(20):
@@ -123,8 +124,8 @@ async def test_a_chunked_upload_stays_chunked(wire: Any) -> None:
         await exchange.send(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
 
     request = b"POST /v1/files HTTP/1.1\r\nhost: p\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
-    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
-        reply = await wire.ask(proxy.port, request + b"3\r\nabc\r\n0\r\n\r\n")
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
+        reply = await wire.ask(port, request + b"3\r\nabc\r\n0\r\n\r\n")
     assert (reply.status, got) == (200, [b"3\r\nabc\r\n0\r\n\r\n"])
 
 
@@ -135,8 +136,8 @@ async def test_a_websocket_upgrade_is_answered_426(wire: Any) -> None:
         "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==",
     ]
     request = wire.get("/v1/responses", *fields).replace(b"connection: close", b"connection: upgrade")
-    async with wire.running_proxy(9) as proxy:
-        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+    async with wire.running_proxy(9) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request)
         async with asyncio.timeout(5):
             head = await reader.readuntil(b"\r\n\r\n")
@@ -147,18 +148,25 @@ async def test_a_websocket_upgrade_is_answered_426(wire: Any) -> None:
 
 
 async def test_a_request_of_our_own_is_refused_before_it_goes_round_again(wire: Any) -> None:
-    async with wire.running_proxy(9) as proxy:
+    script = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 0")
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
+        await wire.ask(port, wire.get("/v1/models"))
+        mark = dict(upstream.seen[0].fields)[b"x-compaction-hop"].decode()
         for path in ("/v1/models", "/v1/chat/completions"):
-            reply = await wire.ask(proxy.port, wire.post(path, b"{}", f"x-compaction-hop: {wire.hop}"))
+            reply = await wire.ask(port, wire.post(path, b"{}", f"x-compaction-hop: {mark}"))
             assert (reply.status, b'"code": "loop_detected"' in reply.body) == (508, True)
+    assert len(upstream.seen) == 1
 
 
 async def test_an_oversized_body_is_refused_on_a_compacted_path_only(wire: Any) -> None:
     script = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 0")
-    body = b"x" * 1_048_577
-    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
-        blind = await wire.ask(proxy.port, wire.post("/v1/embeddings", body))
-        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+    body = b"x" * 1_001
+    async with (
+        wire.running_upstream(script) as upstream,
+        wire.running_proxy(upstream.port, server={"max_body_bytes": 1_000}) as port,
+    ):
+        blind = await wire.ask(port, wire.post("/v1/embeddings", body))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
         # A connection that stays: a server that closes on unread data resets it, and the answer is lost.
         writer.write(wire.post("/v1/chat/completions", body).replace(b"connection: close\r\n", b""))
         refusal = await reader.readuntil(b"}}")
@@ -172,8 +180,11 @@ async def test_our_own_paths_are_answered_under_the_base_path(wire: Any) -> None
     script = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 5", b"yours")
     async with (
         wire.running_upstream(script) as upstream,
-        wire.running_proxy(upstream.port, base_path="/cp") as proxy,
+        wire.running_proxy(upstream.port, server={"base_path": "/cp"}) as port,
     ):
-        ours = await wire.ask(proxy.port, wire.get("/cp/livez"))
-        yours = await wire.ask(proxy.port, wire.get("/livez"))
-    assert (ours.body, yours.body) == (b"ours /cp", b"yours")
+        ours = await wire.ask(port, wire.get("/cp/readyz"))
+        missing = await wire.ask(port, wire.get("/cp/admin/x"))
+        yours = await wire.ask(port, wire.get("/readyz"))
+    assert (ours.status, json.loads(ours.body)["ready"]) == (200, True)
+    assert (missing.status, b"GET /cp/admin/x is not something" in missing.body) == (404, True)
+    assert (yours.status, yours.body) == (200, b"yours")

@@ -1,6 +1,7 @@
 """A cut upstream stays a cut: the exact prefix, and then no proper end."""
 
 import asyncio
+import json
 import logging
 import socket
 import struct
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from proxy.dialects.usage import UsageTap
 from proxy.logs import not_a_cut_answer
 
 BODY = bytes(range(256)) * 8
@@ -33,18 +35,18 @@ def framed(kind: str, offset: int) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["chunked", "length"])
-async def test_an_upstream_cut_at_every_offset_stays_a_cut(wire: Any, kind: str) -> None:
+async def test_an_upstream_cut_at_every_offset_stays_a_cut(wire: Any, chat: Any, kind: str) -> None:
     async def script(exchange: Any) -> None:
-        await exchange.send(framed(kind, int(exchange.body)))
+        await exchange.send(framed(kind, json.loads(exchange.body)["offset"]))
         exchange.writer.close()
 
     offsets = range(len(BODY) + 1) if kind == "chunked" else range(len(BODY))
-    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
 
         async def client(first: int) -> list[int]:
             wrong = []
             for offset in offsets[first::AT_ONCE]:
-                reply = await wire.ask(proxy.port, wire.post("/v1/chat/completions", b"%d" % offset))
+                reply = await wire.ask(port, chat(offset=offset))
                 if (reply.status, reply.body, reply.whole) != (200, BODY[:offset], False):
                     wrong.append(offset)
             return wrong
@@ -54,7 +56,7 @@ async def test_an_upstream_cut_at_every_offset_stays_a_cut(wire: Any, kind: str)
     assert len(upstream.seen) == len(offsets)
 
 
-async def test_a_reset_upstream_stays_a_cut(wire: Any) -> None:
+async def test_a_reset_upstream_stays_a_cut(wire: Any, chat: Any) -> None:
     async def script(exchange: Any) -> None:
         await exchange.send(framed("chunked", 300))
         await asyncio.sleep(0.05)
@@ -62,42 +64,42 @@ async def test_a_reset_upstream_stays_a_cut(wire: Any) -> None:
         exchange.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         exchange.writer.transport.abort()
 
-    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
-        reply = await wire.ask(proxy.port, wire.post("/v1/chat/completions"))
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
+        reply = await wire.ask(port, chat())
     assert (reply.body, reply.whole) == (BODY[:300], False)
 
 
-async def test_a_silent_upstream_is_cut_after_the_read_timeout(wire: Any) -> None:
+async def test_a_silent_upstream_is_cut_after_the_read_timeout(wire: Any, chat: Any) -> None:
     async def script(exchange: Any) -> None:
         await exchange.send(framed("chunked", 300))
         await exchange.reader.read()
 
     async with (
         wire.running_upstream(script) as upstream,
-        wire.running_proxy(upstream.port, read_timeout_s=0.1) as proxy,
+        wire.running_proxy(upstream.port, upstream={"timeout_s": 0.1}) as port,
     ):
-        reply = await wire.ask(proxy.port, wire.post("/v1/chat/completions"))
+        reply = await wire.ask(port, chat())
     assert (reply.body, reply.whole) == (BODY[:300], False)
 
 
-async def test_no_first_byte_in_time_is_a_504(wire: Any) -> None:
+async def test_no_first_byte_in_time_is_a_504(wire: Any, chat: Any) -> None:
     async def script(exchange: Any) -> None:
         await exchange.reader.read()
 
     async with (
         wire.running_upstream(script) as upstream,
-        wire.running_proxy(upstream.port, read_timeout_s=0.1) as proxy,
+        wire.running_proxy(upstream.port, upstream={"timeout_s": 0.1}) as port,
     ):
-        reply = await wire.ask(proxy.port, wire.post("/v1/chat/completions"))
+        reply = await wire.ask(port, chat())
     assert (reply.status, b'"code": "upstream_timeout"' in reply.body) == (504, True)
 
 
-async def test_an_unreachable_upstream_is_a_502_in_openais_shape(wire: Any) -> None:
+async def test_an_unreachable_upstream_is_a_502_in_openais_shape(wire: Any, chat: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    async with wire.running_proxy(port) as proxy:
-        compacted = await wire.ask(proxy.port, wire.post("/v1/chat/completions"))
-        blind = await wire.ask(proxy.port, wire.get("/v1/models"))
+        nobody = taken.getsockname()[1]
+    async with wire.running_proxy(nobody) as port:
+        compacted = await wire.ask(port, chat())
+        blind = await wire.ask(port, wire.get("/v1/models"))
     assert compacted.status == blind.status == 502
     assert (
         compacted.body
@@ -109,33 +111,29 @@ async def test_an_unreachable_upstream_is_a_502_in_openais_shape(wire: Any) -> N
     )
 
 
-async def test_a_failing_tap_does_not_hurt_the_stream(wire: Any) -> None:
-    async def script(exchange: Any) -> None:
-        await exchange.send(framed("chunked", 2_048) + b"0\r\n\r\n")
+async def test_a_failing_tap_does_not_hurt_the_stream(
+    wire: Any, chat: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = []
 
     class Panic(BaseException):
         pass
 
-    def tap(chunk: bytes) -> None:
+    def feed(tap: UsageTap, chunk: bytes) -> None:
+        fed.append(chunk)
         raise Panic
 
-    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
-        proxy.chat.taps = type("Taps", (), {"append": staticmethod(tap)})
-        reply = await wire.ask(proxy.port, wire.post("/v1/chat/completions"))
-    assert (reply.body, reply.whole) == (BODY, True)
-
-
-async def test_a_tap_sees_every_byte(wire: Any) -> None:
     async def script(exchange: Any) -> None:
         await exchange.send(framed("chunked", 2_048) + b"0\r\n\r\n")
 
-    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
-        await wire.ask(proxy.port, wire.post("/v1/chat/completions"))
-    assert b"".join(proxy.chat.taps) == BODY
+    monkeypatch.setattr(UsageTap, "feed", feed)
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
+        reply = await wire.ask(port, chat())
+    assert (reply.body, reply.whole, b"".join(fed)) == (BODY, True, BODY)
 
 
 async def test_the_servers_notice_of_a_cut_is_silenced_and_no_other(
-    wire: Any, caplog: pytest.LogCaptureFixture
+    wire: Any, chat: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def script(exchange: Any) -> None:
         await exchange.send(framed("length", 10))
@@ -144,9 +142,9 @@ async def test_the_servers_notice_of_a_cut_is_silenced_and_no_other(
     logger = logging.getLogger("uvicorn.error")
     logger.addFilter(not_a_cut_answer)
     try:
-        async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
+        async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
             caplog.clear()
-            await wire.ask(proxy.port, wire.post("/v1/chat/completions"))
+            await wire.ask(port, chat())
             logger.error("something else")
             assert [record.getMessage() for record in caplog.records] == ["something else"]
     finally:

@@ -2,13 +2,39 @@
 
 import asyncio
 import gzip
+import json
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from proxy.adapters.memory_store import MemoryStore
+from proxy.core import envelope
+from proxy.ports import Entry, Record
+
+CHAT = "/v1/chat/completions"
 STREAMS = 2_000
 STREAMS_AT_ONCE = 20
+
+
+class Kept(MemoryStore):
+    """A store that shows what was last written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: dict[str, bytes] = {}
+
+    async def write(self, items: Sequence[Record | Entry]) -> None:
+        await super().write(items)
+        self.last.update({item.key: item.value for item in items})
+
+    def totals(self, name: str) -> int:
+        """The sum of one total over all conversations."""
+        records = [
+            envelope.unpack(self.last[key]) or {} for key in self.last if key.endswith(":conversation")
+        ]
+        return sum(record[name] for record in records)
 
 
 def chunked(pieces: list[bytes]) -> bytes:
@@ -24,37 +50,54 @@ def slices(data: bytes, rng: random.Random, most: int) -> list[bytes]:
     return pieces
 
 
-def sse(rng: random.Random) -> bytes:
+def sse(seed: int) -> bytes:
     """Events as providers send them, and as they should not: CRLF, comments, split UTF-8, no [DONE]."""
+    rng = random.Random(seed)
     ends = [b"\n\n", b"\r\n\r\n", b"\n"]
     lines = [b": ping", 'data: {"choices":[{"delta":{"content":"žluťoučký 🐎"}}]}'.encode(), b"data: [DONE]"]
-    return b"".join(rng.choice(lines) + rng.choice(ends) for _ in range(rng.randint(1, 60)))
+    events = [rng.choice(lines) + rng.choice(ends) for _ in range(rng.randint(1, 60))]
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":2}}' % seed
+    return b"".join([*events, usage, rng.choice(ends), *events[:3]])
 
 
-async def test_2000_streams_with_random_slicing_arrive_identical(wire: Any) -> None:
+async def test_2000_streams_with_random_slicing_arrive_identical_and_are_counted(wire: Any) -> None:
+    """Every other one goes past the gate."""
+
     async def script(exchange: Any) -> None:
-        rng = random.Random(int(exchange.body))
-        body = sse(rng)
+        seed = json.loads(exchange.body)["seed"]
+        rng = random.Random(-seed)
         head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-        framed = head + chunked(slices(body, rng, 400))
+        framed = head + chunked(slices(sse(seed), rng, 400))
         for piece in slices(framed, rng, 1_500):
             await exchange.send(piece)
             if rng.random() < 0.3:
                 await asyncio.sleep(0)
 
-    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
+    ways = list(wire.ways.values())
+    bodies = [wire.chat_body(seed=seed, stream=True) for seed in range(STREAMS)]
+    store = Kept()
+    async with (
+        wire.running_upstream(script) as upstream,
+        wire.running_proxy(upstream.port, store=store) as port,
+    ):
 
         async def client(first: int) -> int:
             same = 0
             for seed in range(first, STREAMS, STREAMS_AT_ONCE):
-                reply = await wire.ask(proxy.port, wire.post("/v1/chat/completions", b"%d" % seed))
-                same += reply.whole and reply.body == sse(random.Random(seed))
+                fields = (*ways[seed % 2], f"x-session-id: {seed % 8}")
+                reply = await wire.ask(port, wire.post(CHAT, bodies[seed], *fields))
+                read = "tokens-before" in wire.status_of_ours(reply)
+                same += reply.whole and reply.body == sse(seed) and read == bool(ways[seed % 2])
             return same
 
         assert sum(await asyncio.gather(*map(client, range(STREAMS_AT_ONCE)))) == STREAMS
+    assert sorted(seen.body for seen in upstream.seen) == sorted(bodies)
+    names = ("requests", "request_bytes", "prompt_tokens", "completion_tokens")
+    counted = (STREAMS, sum(map(len, bodies)), sum(range(STREAMS)), 2 * STREAMS)
+    assert tuple(map(store.totals, names)) == counted
 
 
-async def test_a_chunk_is_handed_on_before_the_next_one_comes(wire: Any) -> None:
+async def test_a_chunk_is_handed_on_before_the_next_one_comes(wire: Any, chat: Any) -> None:
     go_on = asyncio.Event()
 
     async def script(exchange: Any) -> None:
@@ -62,9 +105,9 @@ async def test_a_chunk_is_handed_on_before_the_next_one_comes(wire: Any) -> None
         await go_on.wait()
         await exchange.send(b"0\r\n\r\n")
 
-    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
-        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
-        writer.write(wire.post("/v1/chat/completions"))
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(chat())
         async with asyncio.timeout(5):
             await reader.readuntil(b"first\r\n")
             go_on.set()
@@ -72,8 +115,11 @@ async def test_a_chunk_is_handed_on_before_the_next_one_comes(wire: Any) -> None
         writer.close()
 
 
-async def test_a_compressed_answer_keeps_its_bytes_and_its_header(wire: Any) -> None:
-    packed = gzip.compress(b'{"object":"chat.completion"}' * 50)
+async def test_a_compressed_answer_keeps_its_bytes_and_its_header_and_is_counted(
+    wire: Any, chat: Any
+) -> None:
+    packed = gzip.compress(b'{"object":"chat.completion","usage":{"prompt_tokens":41}}' + b" " * 5_000)
+    store = Kept()
 
     async def script(exchange: Any) -> None:
         await exchange.send(
@@ -81,16 +127,48 @@ async def test_a_compressed_answer_keeps_its_bytes_and_its_header(wire: Any) -> 
             % (len(packed), packed)
         )
 
-    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
-        reply = await wire.ask(
-            proxy.port, wire.post("/v1/chat/completions", b"{}", "accept-encoding: gzip, br")
-        )
+    async with (
+        wire.running_upstream(script) as upstream,
+        wire.running_proxy(upstream.port, store=store) as port,
+    ):
+        reply = await wire.ask(port, chat("accept-encoding: gzip, br", "x-session-id: s"))
     assert (reply.body, reply.all(b"content-encoding")) == (packed, [b"gzip"])
     assert reply.all(b"content-length") == [b"%d" % len(packed)]
     assert dict(upstream.seen[0].fields)[b"accept-encoding"] == b"gzip, br"
+    assert store.totals("prompt_tokens") == 41
 
 
-async def test_response_fields_go_back_as_a_list(wire: Any) -> None:
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"200 OK\r\ncontent-length: 0",
+        b"204 No Content",
+        b"304 Not Modified",
+        b"304 Not Modified\r\ncontent-length: 9",
+    ],
+)
+async def test_an_answer_without_a_body_passes(wire: Any, chat: Any, head: bytes) -> None:
+    async def script(exchange: Any) -> None:
+        await exchange.send(b"HTTP/1.1 " + head + b"\r\netag: e\r\n\r\n")
+
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
+        reply = await wire.ask(port, chat())
+    assert (reply.status, reply.body, reply.all(b"etag")) == (int(head[:3]), b"", [b"e"])
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
+async def test_another_method_on_a_compacted_path_is_relayed_without_a_look(wire: Any, method: str) -> None:
+    async def script(exchange: Any) -> None:
+        body = b"" if method == "HEAD" else b"abc"
+        await exchange.send(b"HTTP/1.1 200 OK\r\nallow: POST\r\ncontent-length: 3\r\n\r\n" + body)
+
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
+        reply = await wire.ask(port, wire.get(CHAT, method=method), bodiless=method == "HEAD")
+    assert (reply.status, reply.all(b"content-length"), reply.whole) == (200, [b"3"], True)
+    assert (wire.status_of_ours(reply), len(upstream.seen)) == ({}, 1)
+
+
+async def test_response_fields_go_back_as_a_list(wire: Any, chat: Any) -> None:
     async def script(exchange: Any) -> None:
         await exchange.send(
             b"HTTP/1.1 200 OK\r\nServer: upstream\r\nDate: never\r\nSet-Cookie: a=1\r\nX-Request-Id: r1\r\n"
@@ -98,11 +176,11 @@ async def test_response_fields_go_back_as_a_list(wire: Any) -> None:
             b"Content-Length: 0\r\nX-Long: " + b"l" * 60_000 + b"\r\n\r\n"
         )
 
-    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
-        first = await wire.ask(proxy.port, wire.post("/v1/chat/completions"))
-        again = await wire.ask(proxy.port, wire.post("/v1/chat/completions"))
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
+        first = await wire.ask(port, chat())
+        again = await wire.ask(port, chat())
     assert first.all(b"set-cookie") == [b"a=1", b"b=2"]
-    assert (first.all(b"server"), len(first.all(b"date"))) == ([b"uvicorn"], 1)
+    assert (first.all(b"server"), len(first.all(b"date"))) == ([], 1)
     assert (first.all(b"x-request-id"), first.all(b"x-compaction-status")) == ([b"r1"], [b"none"])
     assert (first.all(b"x-hidden"), first.all(b"keep-alive")) == ([], [])
     assert first.all(b"x-long") == [b"l" * 60_000]
@@ -110,47 +188,49 @@ async def test_response_fields_go_back_as_a_list(wire: Any) -> None:
     assert b"cookie" not in dict(upstream.seen[1].fields)
 
 
-async def test_nothing_is_added_to_a_request_but_the_hop_mark(wire: Any) -> None:
+async def test_nothing_is_added_to_a_request_but_the_hop_mark(wire: Any, chat: Any) -> None:
     async def script(exchange: Any) -> None:
         await exchange.send(b"HTTP/1.1 204 No Content\r\n\r\n")
 
-    request = wire.post(
-        "/v1/chat/completions?a=%2F", b'{"n": 1.0}', "te: trailers", "x-b: 1", "x-a: 2", "x-b: 3"
-    )
-    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
-        reply = await wire.ask(proxy.port, request)
+    here = ("te: trailers", "connection: x-hidden", "x-hidden: 1", "keep-alive: timeout=5")
+    asked = chat(*here, "x-b: 1", "x-a: 2", "x-b: 3", n=1.0)
+    request = asked.replace(b" HTTP/1.1", b"?a=%2F HTTP/1.1", 1)
+    body = wire.chat_body(n=1.0)
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
+        reply = await wire.ask(port, request)
     seen = upstream.seen[0]
-    assert (reply.status, seen.target, seen.body) == (204, b"/v1/chat/completions?a=%2F", b'{"n": 1.0}')
-    assert sorted(seen.fields) == sorted(
+    assert (reply.status, seen.target, seen.body) == (204, b"/v1/chat/completions?a=%2F", body)
+    sent = [(name, held) for name, held in seen.fields if name != b"x-compaction-hop"]
+    assert sorted(sent) == sorted(
         [
             (b"host", b"127.0.0.1:%d" % upstream.port),
-            (b"content-length", b"10"),
+            (b"content-length", b"%d" % len(body)),
             (b"x-b", b"1"),
             (b"x-a", b"2"),
             (b"x-b", b"3"),
-            (b"x-compaction-hop", wire.hop.encode()),
         ]
     )
+    assert len(seen.fields) == len(sent) + 1
 
 
-async def test_the_proxys_own_key_is_sent_instead_of_the_clients(wire: Any) -> None:
+async def test_the_proxys_own_key_is_sent_instead_of_the_clients(wire: Any, chat: Any) -> None:
     async def script(exchange: Any) -> None:
         await exchange.send(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
 
     async with (
         wire.running_upstream(script) as upstream,
-        wire.running_proxy(upstream.port, api_key="ours") as proxy,
+        wire.running_proxy(upstream.port, upstream={"api_key": "ours"}) as port,
     ):
-        await wire.ask(proxy.port, wire.post("/v1/chat/completions", b"{}", "authorization: Bearer theirs"))
+        await wire.ask(port, chat("authorization: Bearer theirs"))
     assert dict(upstream.seen[0].fields)[b"authorization"] == b"Bearer ours"
 
 
 STATUSES = [*range(400, 419), *range(421, 427), 428, 429, 431, 451, 499, *range(500, 508), 520, 529]
 
 
-async def test_40_error_statuses_pass_verbatim(wire: Any) -> None:
+async def test_40_error_statuses_pass_verbatim(wire: Any, chat: Any) -> None:
     async def script(exchange: Any) -> None:
-        status = int(exchange.body)
+        status = json.loads(exchange.body)["status"]
         body = b"<html>%d</html>" % status if status % 2 else b'[{"error": %d}]' % status
         await exchange.send(
             b"HTTP/1.1 %d Whatever\r\nretry-after-ms: 7\r\ncontent-length: %d\r\n\r\n%s"
@@ -158,31 +238,31 @@ async def test_40_error_statuses_pass_verbatim(wire: Any) -> None:
         )
 
     assert len(STATUSES) == 40
-    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
         for status in STATUSES:
-            reply = await wire.ask(proxy.port, wire.post("/v1/chat/completions", b"%d" % status))
+            reply = await wire.ask(port, chat(status=status))
             expected = b"<html>%d</html>" % status if status % 2 else b'[{"error": %d}]' % status
             assert (reply.status, reply.body, reply.all(b"retry-after-ms")) == (status, expected, [b"7"])
     assert len(upstream.seen) == 40
 
 
 @pytest.mark.parametrize("status", [b"101 Switching Protocols", b"999 Odd", b"garbage"])
-async def test_what_is_no_answer_becomes_a_502(wire: Any, status: bytes) -> None:
+async def test_what_is_no_answer_becomes_a_502(wire: Any, chat: Any, status: bytes) -> None:
     async def script(exchange: Any) -> None:
         await exchange.send(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\n\r\n")
 
-    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
-        reply = await wire.ask(proxy.port, wire.post("/v1/chat/completions"))
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
+        reply = await wire.ask(port, chat())
     assert reply.status == 502
     assert b'"code": "upstream_protocol_error"' in reply.body
 
 
-async def test_an_interim_response_is_not_taken_for_the_answer(wire: Any) -> None:
+async def test_an_interim_response_is_not_taken_for_the_answer(wire: Any, chat: Any) -> None:
     async def script(exchange: Any) -> None:
         await exchange.send(
             b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
         )
 
-    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as proxy:
-        reply = await wire.ask(proxy.port, wire.post("/v1/chat/completions"))
+    async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
+        reply = await wire.ask(port, chat())
     assert (reply.status, reply.body, reply.all(b"link")) == (200, b"ok", [])
