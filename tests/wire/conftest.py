@@ -11,6 +11,7 @@ from unittest import mock
 from urllib.parse import urlsplit
 
 import pytest
+import uvicorn
 
 from proxy.adapters import tiktoken_counter
 from proxy.app import create_app
@@ -81,6 +82,11 @@ class Scripted:
         finally:
             self.open_sockets -= 1
             writer.close()
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run on the loop that `serve` runs on."""
+    return {"loop": uvicorn.Config("", loop="auto").get_loop_factory() or asyncio.new_event_loop}
 
 
 @contextlib.asynccontextmanager
