@@ -55,7 +55,7 @@ def _tokenizer_failed(line: str) -> None:
     _log.warning(TOKENIZER_FAILED, reason=line)
 
 
-def _opened(config: Config, store_url: str) -> Store:
+def opened_store(config: Config, store_url: str) -> Store:
     """The configured store, sealed if there are keys."""
     keys = [key.get_secret_value() for key in config.store.encryption_keys]
     if not keys:
@@ -68,7 +68,7 @@ def _opened(config: Config, store_url: str) -> Store:
     return store
 
 
-class _Secret:
+class Secret:
     """The key of the digests that tell tenants apart: configured, this installation's, or the shared store's.
 
     Replicas on one store must have the same. Until the store answers each has its own, and what it keeps
@@ -108,7 +108,7 @@ class _Parts:
     def __init__(self, config: Config, store: Store | None) -> None:
         check_instructions(config)
         store_url = config.store.url or "memory://"
-        self.store = store or _opened(config, store_url)
+        self.store = store or opened_store(config, store_url)
         self.records = Records(self.store, _store_failed)
         self.transport = AiohttpTransport()
         self.counter = TiktokenCounter(_tokenizer_failed)
@@ -121,7 +121,7 @@ class _Parts:
         self.index = CheckpointIndex(self.records)
         self.rounds = Rounds(HttpSummaryModel(self.transport), self.records, self.index, self.reading)
         self.conversations = Conversations(self.records, config.store.ttl_s)
-        self.secret = _Secret(config, store_url, self.store)
+        self.secret = Secret(config, store_url, self.store)
         self.ready = False
 
     @asynccontextmanager

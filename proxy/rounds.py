@@ -15,7 +15,7 @@ import structlog
 from proxy.checkpoint_index import CheckpointIndex
 from proxy.core.checkpoint import Checkpoint, covered_results, exact_digest, from_fields, to_fields
 from proxy.core.digest import message_id
-from proxy.core.keys import checkpoints_key, hash_tag, rounds_key
+from proxy.core.keys import checkpoints_key, hash_tag, roots_key, rounds_key
 from proxy.core.message import Message
 from proxy.core.render import stand_in_text
 from proxy.core.summary import task_of
@@ -33,6 +33,8 @@ REST_S = 30.0
 MAX_RESTING = 10_000
 # Events that are kept of one conversation.
 KEPT_EVENTS = 200
+# Branches of one conversation whose records are deleted with it.
+KEPT_ROOTS = 50
 
 _log = structlog.get_logger()
 
@@ -235,6 +237,12 @@ class Rounds:
             Line(rounds_key(job.tenant, root), event, job.ttl_s, KEPT_EVENTS),
             self._index.line(checkpoints_key(job.tenant, root, made.strategy), job.place, job.ttl_s),
         ]
+        await self._records.append(
+            roots_key(job.tenant, job.conversation),
+            {"root": job.root.hex()},
+            ttl_s=job.ttl_s,
+            keep=KEPT_ROOTS,
+        )
         fields = await self._records.save(job.key, to_fields(made), ttl_s=job.ttl_s, also=also, lease=lease)
         return None if fields is None else from_fields(fields) or made
 

@@ -115,6 +115,34 @@ def health(
 
 
 @app.command()
+def forget(
+    credential: Annotated[str, typer.Option(help="Header that the client shows, or a file that holds it.")],
+    session: Annotated[str | None, typer.Option(help="Header that names one session; default: all.")] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Delete what is stored of a client, such as --credential 'authorization: Bearer sk-…'."""
+    import asyncio
+
+    from proxy.cli.forget import forget as delete
+
+    shown = Path(credential).read_text("utf-8") if Path(credential).is_file() else credential
+    try:
+        fields = [_field(shown)]
+        number = asyncio.run(delete(_loaded(config).config, fields, [_field(session)] if session else None))
+    except ProxyError as error:
+        _fail(error, 1)
+    print(f"{number} records deleted")
+
+
+def _field(text: str) -> tuple[bytes, bytes]:
+    """A header field as it would arrive."""
+    name, colon, value = text.strip().partition(":")
+    if not colon:
+        raise ProxyError("a header is written as 'name: value'")
+    return name.strip().lower().encode(), value.strip().encode()
+
+
+@app.command()
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave proxy and provider running.")] = False,
 ) -> None:

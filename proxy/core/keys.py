@@ -7,7 +7,7 @@ name of a model, or text as it came. Every store and every version keeps these n
 | scope | kinds |
 | --- | --- |
 | tenant and root | `checkpoint` (a lease on making it: `…:lease`), `checkpoints`, `archive`, `rounds` |
-| tenant and conversation | `conversation`, `events` |
+| tenant and conversation | `conversation`, `events`, `roots` |
 | tenant, upstream origin and model | `model` |
 
 The root of a conversation is the prefix digest of its first four non-privileged messages. Branches, edits and
@@ -32,6 +32,16 @@ def _short(value: str | bytes) -> str:
 def _scope(first: str, second: str | bytes) -> str:
     """Start of a key. The first digest stands alone, so that all keys of a tenant share a beginning."""
     return f"v1:{{{_short(first)}.{_short(second)}}}"
+
+
+def tenant_prefix(tenant: str) -> str:
+    """What every key of a tenant begins with."""
+    return f"v1:{{{_short(tenant)}."
+
+
+def scope_prefix(tenant: str, scope: str | bytes) -> str:
+    """What every key of one of a tenant's scopes begins with: of a root, or of a conversation."""
+    return f"{_scope(tenant, scope)}:"
 
 
 def root_of(prefixes: Sequence[bytes]) -> bytes | None:
@@ -68,6 +78,11 @@ def rounds_key(tenant: str, root: bytes) -> str:
 def conversation_key(tenant: str, conversation: str) -> str:
     """Record: what is known of a conversation; its totals, and the root it was last seen with."""
     return f"{_scope(tenant, conversation)}:conversation"
+
+
+def roots_key(tenant: str, conversation: str) -> str:
+    """List: the roots under which a conversation has checkpoints."""
+    return f"{_scope(tenant, conversation)}:roots"
 
 
 def events_key(tenant: str, conversation: str) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 import uvicorn
 
 from proxy.errors import ConfigError, ProxyError
+from proxy.serving.connection import Connection
 from proxy.serving.graceful import Foreground, Patience
-from proxy.serving.protocol import Protocol
 
 BACKLOG = 2_048
 POLL_S = 0.005
@@ -36,7 +36,7 @@ def _settings(app: Application, grace_s: int | None = None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="auto",  # uvloop where it is installed
-        http=Protocol,
+        http=Connection,
         ws="none",
         lifespan="on",
         interface="asgi3",

@@ -36,7 +36,7 @@ def without_offer(data: bytes) -> bytes:
     return head[:-2] + data[end:]
 
 
-class Protocol(HttpToolsProtocol):
+class Connection(HttpToolsProtocol):
     """A connection on which requests that offer h2c are read like any other."""
 
     def data_received(self, data: bytes) -> None:

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from proxy.serving import served
-from proxy.serving.protocol import without_offer
+from proxy.serving.connection import without_offer
 
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
 

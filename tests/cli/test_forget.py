@@ -1,0 +1,69 @@
+from pathlib import Path
+
+import pytest
+
+from proxy.adapters.sqlite_store import SqliteStore
+from proxy.adapters.store_url import installation_secret
+from proxy.cli.forget import forget
+from proxy.config.model import Config
+from proxy.core.envelope import pack
+from proxy.core.keys import checkpoint_keys, conversation_key, roots_key
+from proxy.errors import ProxyError
+from proxy.ports import Entry, Record
+from proxy.relay.identity import conversation, origin, tenant
+
+ALICE, BOB = [(b"authorization", b"Bearer alice")], [(b"authorization", b"Bearer bob")]
+ONE, TWO = [(b"x-session-id", b"one")], [(b"x-session-id", b"two")]
+
+
+def ignored(_: object) -> None:
+    """A secret that cannot be kept would show in the assertions."""
+
+
+async def stored(path: Path) -> tuple[Config, dict[str, list[str]]]:
+    """Two sessions of Alice and one of Bob, each with a checkpoint and its totals; the keys by session."""
+    url = f"sqlite:///{path}"
+    config = Config.model_validate({"store": {"url": url}})
+    secret = installation_secret(url, ignored)
+    store = SqliteStore(path)
+    keys: dict[str, list[str]] = {}
+    for number, (name, who, session) in enumerate([("a1", ALICE, ONE), ("a2", ALICE, TWO), ("b1", BOB, ONE)]):
+        whose = tenant(who, secret, origin(config.upstream.base_url), "credential")
+        named = conversation(session, config.session.headers, secret, whose)
+        assert named is not None
+        root = bytes([number]) * 32
+        keys[name] = [
+            checkpoint_keys(whose, root, "chained", [bytes(64)])[0],
+            conversation_key(whose, named),
+        ]
+        for key in keys[name]:
+            await store.write([Record(key, b"x", 60)])
+        await store.write([Entry(roots_key(whose, named), pack({"root": root.hex()}), 60, 5)])
+    await store.close()
+    return config, keys
+
+
+async def left(path: Path, keys: dict[str, list[str]]) -> list[str]:
+    store = SqliteStore(path)
+    found = [name for name, names in keys.items() if any(await store.read(names))]
+    await store.close()
+    return found
+
+
+async def test_one_session_is_forgotten_with_its_checkpoints(tmp_path: Path) -> None:
+    config, keys = await stored(tmp_path / "s.db")
+    assert await forget(config, ALICE, ONE) == 3
+    assert await left(tmp_path / "s.db", keys) == ["a2", "b1"]
+
+
+async def test_a_tenant_is_forgotten_whole_and_nobody_else(tmp_path: Path) -> None:
+    config, keys = await stored(tmp_path / "s.db")
+    assert await forget(config, ALICE, None) == 6
+    assert await left(tmp_path / "s.db", keys) == ["b1"]
+
+
+async def test_a_header_that_names_no_session_is_an_error(tmp_path: Path) -> None:
+    config, keys = await stored(tmp_path / "s.db")
+    with pytest.raises(ProxyError, match="names no such header"):
+        await forget(config, ALICE, [(b"x-nothing", b"one")])
+    assert await left(tmp_path / "s.db", keys) == ["a1", "a2", "b1"]
