@@ -1,0 +1,251 @@
+"""Two replicas at about 50 requests a second while their Redis server fails in every way it can.
+
+No client notices, requests soon cost what they cost before, and once the server is back, what one replica
+makes is used by the other. With `-s` the times of each phase are printed. What is asserted is ten times what
+is promised: a machine may be busy.
+"""
+
+import asyncio
+import itertools
+import math
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.redis_servers import RedisServer
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PERIOD_S = 0.02
+HEALTHY_S, AWAY_S, AFTER_S = 0.8, 1.6, 0.3
+SLACK = 10
+ONCE_S, THEN_S, BACK_S = 0.3, 0.02, 1.0
+"""What is promised of the first requests, of all others, and of a server that is back."""
+SLOTS, STEPS = 6, 8
+PASSWORD = "another"
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A way to fail.
+
+    Attributes:
+        name: Of the report.
+        begin: Makes the server fail.
+        end: Makes it work.
+        forgets: Whether what was stored is gone.
+    """
+
+    name: str
+    begin: Callable[[RedisServer], object]
+    end: Callable[[RedisServer], object]
+    forgets: bool = False
+
+
+def start_empty(server: RedisServer) -> None:
+    shutil.rmtree(server.directory / "appendonlydir")
+    server.start()
+
+
+def fill(server: RedisServer) -> None:
+    server.admin.config_set("maxmemory-policy", "noeviction")
+    server.admin.config_set("maxmemory", "1")
+
+
+def lock(server: RedisServer) -> None:
+    server.admin.config_set("requirepass", PASSWORD)
+    server.admin.client_kill_filter(_type="normal", skipme=True)
+
+
+OUTAGES = [
+    Outage("killed", RedisServer.kill, RedisServer.start),
+    Outage("hung", RedisServer.pause, RedisServer.resume),
+    Outage("restarted empty", RedisServer.kill, start_empty, forgets=True),
+    Outage(
+        "read-only",
+        lambda server: server.admin.replicaof("127.0.0.1", "1"),
+        lambda server: server.admin.replicaof("NO", "ONE"),
+    ),
+    Outage("full", fill, lambda server: server.admin.config_set("maxmemory", "0")),
+    Outage("wrong password", lock, lambda server: server.admin.config_set("requirepass", "")),
+]
+
+
+@dataclass
+class Load:
+    """Requests of all kinds, one every 20 ms, to one replica after the other.
+
+    Attributes:
+        phase: What requests that begin now belong to.
+        took_s: Of each answered request the seconds, and whether it is a small one, by phase.
+        wrong: What was wrong with answers.
+    """
+
+    replicated: Any
+    pair: tuple[Any, Any]
+    phase: str = ""
+    took_s: dict[str, list[tuple[float, bool]]] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        asking = asyncio.create_task(self._ask_on())
+        try:
+            yield
+        finally:
+            asking.cancel()
+            await asyncio.wait((asking,))
+        await asyncio.gather(*self._under_way)
+
+    def __post_init__(self) -> None:
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    async def _ask_on(self) -> None:
+        begun = time.monotonic()
+        for number in itertools.count():
+            await asyncio.sleep(begun + number * PERIOD_S - time.monotonic())
+            task = asyncio.create_task(self._one(number))
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
+
+    def _content(self, number: int) -> tuple[bytes, str]:
+        """Gated, growing, gated and streamed, growing and streamed; who grows begins anew after a while."""
+        more = {"stream": True} if number % 4 >= 2 else {}
+        if number % 2 == 0:
+            return self.replicated.body(
+                [{"role": "user", "content": f"Say {number}."}], **more
+            ), f"small{number}"
+        turn, slot = divmod(number // 2, SLOTS)
+        age, step = divmod(turn, STEPS)
+        name = f"{id(self)}-{slot}-{age}"
+        return self.replicated.body(self.replicated.conversation(name, 61 + 2 * step), **more), name
+
+    async def _one(self, number: int) -> None:
+        phase = self.phase
+        content, session = self._content(number)
+        start = time.perf_counter()
+        try:
+            answer = await self.pair[number // 4 % 2].ask(content, **{"x-session-id": session})
+        except httpx.HTTPError as error:
+            self.wrong.append(f"{phase}: {error!r}")
+            return
+        self.took_s.setdefault(phase, []).append((time.perf_counter() - start, number % 2 == 0))
+        whole = answer.content.endswith(b"data: [DONE]\n\n") or answer.content.endswith(b"}")
+        if answer.status_code != 200 or not whole:
+            self.wrong.append(f"{phase}: {answer.status_code}")
+
+
+def times(load: Load) -> str:
+    """A line for each phase."""
+    lines = []
+    for phase, asked in load.took_s.items():
+        took = sorted(seconds for seconds, _ in asked)
+        middles = [median(seconds for seconds, small in asked if small is each) for each in (True, False)]
+        p99 = took[math.ceil(0.99 * len(took)) - 1]
+        small, grown, late, last = (f"{each * 1000:6.1f}" for each in (*middles, p99, took[-1]))
+        lines.append(
+            f"\n  {phase:15} {len(took):3} requests; ms: p50 small{small}, long{grown}; p99{late}, max{last}"
+        )
+    return "".join(lines)
+
+
+@dataclass
+class Scene:
+    replicated: Any
+    upstream: Any
+    url: str
+    replicas: Any
+    server: RedisServer
+    probes: int = 0
+
+    async def shared(self, pair: tuple[Any, Any], name: str = "") -> bool:
+        """Whether the other replica uses what one makes, or has made, of a conversation: the same bytes."""
+        self.probes += 1
+        name = name or f"probe-{self.probes}-"
+        content = self.replicated.body(self.replicated.conversation(name))
+        answers = [await replica.ask(content) for replica in pair]
+        forwarded = self.upstream.forwarded(f"{name} 0.")[-2:]
+        return answers[1].headers["x-compaction-status"] == "reused" and len(set(forwarded)) == 1
+
+    async def back_after_s(self, pair: tuple[Any, Any]) -> float:
+        """Seconds until a conversation that is compacted now is both replicas'."""
+        start = time.monotonic()
+        while not await self.shared(pair):
+            assert time.monotonic() - start < SLACK * BACK_S
+            await asyncio.sleep(0.01)
+        return time.monotonic() - start
+
+
+@asynccontextmanager
+async def scene(replicated: Any) -> AsyncIterator[Scene]:
+    async with replicated.scene("--appendonly", "yes", "--appendfsync", "always", numbered=True) as made:
+        yield Scene(replicated, *made)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def standing(replicated: Any) -> AsyncIterator[tuple[Scene, tuple[Any, Any]]]:
+    """Replicas that have been running for a while."""
+    async with scene(replicated) as made:
+        yield made, await made.replicas.pair(made.url, made.server.url)
+
+
+def judged(load: Load, away: str) -> None:
+    assert load.wrong == []
+    took_s = sorted(seconds for seconds, _ in load.took_s[away])
+    assert len(took_s) >= AWAY_S / PERIOD_S / 2
+    assert took_s[-1] < SLACK * ONCE_S
+    assert took_s[len(took_s) // 2] < SLACK * THEN_S
+
+
+@pytest.mark.parametrize("outage", OUTAGES, ids=lambda outage: outage.name)
+async def test_a_server_that_fails_under_load_fails_no_request(
+    outage: Outage, standing: tuple[Scene, tuple[Any, Any]], replicated: Any
+) -> None:
+    scene, pair = standing
+    load = Load(scene.replicated, pair, "healthy")
+    before = f"before-{outage.name}"
+    async with load.running():
+        assert await scene.shared(pair, before)
+        await asyncio.sleep(HEALTHY_S)
+        load.phase = outage.name
+        outage.begin(scene.server)
+        await asyncio.sleep(AWAY_S)
+        outage.end(scene.server)
+        load.phase = "back"
+        back_s = await scene.back_after_s(pair)
+        await asyncio.sleep(AFTER_S)
+
+    said = f"\n{outage.name}: stateful again {back_s:.2f} s after it is back"
+    replicated.note(said + times(load))
+    judged(load, outage.name)
+    assert outage.forgets or await scene.shared(pair, before)
+    assert [await replica.store() for replica in pair] == ["ok", "ok"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("outage", OUTAGES, ids=lambda outage: outage.name)
+async def test_a_server_that_fails_from_the_start_fails_no_request(outage: Outage, replicated: Any) -> None:
+    async with scene(replicated) as made:
+        outage.begin(made.server)
+        begun = time.monotonic()
+        pair = await made.replicas.pair(made.url, made.server.url)
+        started_s = time.monotonic() - begun
+        load = Load(replicated, pair, outage.name)
+        async with load.running():
+            await asyncio.sleep(AWAY_S)
+            outage.end(made.server)
+            load.phase = "back"
+            back_s = await made.back_after_s(pair)
+            await asyncio.sleep(AFTER_S)
+
+    said = f"\n{outage.name} at the start, of {started_s:.1f} s: stateful {back_s:.2f} s after it is back"
+    replicated.note(said + times(load))
+    judged(load, outage.name)
