@@ -6,6 +6,7 @@ slot, and a pooled connection that the upstream had already given up costs one s
 """
 
 import functools
+import io
 import urllib.request
 from collections.abc import AsyncIterator
 from typing import Any
@@ -18,6 +19,7 @@ from aiohttp.client_proto import ResponseHandler
 IDLE_EXPIRY_S = 2.0  # below the 5 s after which common servers close an idle connection
 HEADER_LINE_BYTES = 65_536
 HEADER_COUNT = 1_000
+LARGE_BYTES = 1_048_576
 READ_BUFFER_BYTES = 32_768  # aiohttp stops reading from the socket at twice this much unread data
 
 _SKIP_AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
@@ -146,6 +148,13 @@ def _url(request: httpx.Request) -> yarl.URL:
     )
 
 
+def _payload(body: object) -> object:
+    """What aiohttp is given. It writes bytes in one piece, which blocks the loop if they are many."""
+    if isinstance(body, bytes) and len(body) > LARGE_BYTES:
+        return io.BytesIO(body)
+    return body or None
+
+
 def _timeout(request: httpx.Request) -> aiohttp.ClientTimeout:
     limits: dict[str, float | None] = request.extensions.get("timeout", {})
     return aiohttp.ClientTimeout(total=None, connect=limits.get("connect"), sock_read=limits.get("read"))
@@ -231,7 +240,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
             request.method,
             _url(request),
             headers=[(_text(k), _text(v)) for k, v in request.headers.raw if k.lower() not in _FRAMING],
-            data=body or None,
+            data=_payload(body),
             allow_redirects=False,
             timeout=_timeout(request),
             proxy=_environment_proxy(request.url) if self._trust_env else None,

@@ -182,7 +182,6 @@ async def test_a_client_that_leaves_before_the_answer_ends_the_call_to_the_provi
     await departs(chain)
 
 
-@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 async def test_headers_with_underscores_and_large_bodies_pass(chain: Chain) -> None:
     text = "word " * 600_000
     headers = {"session_id": "s-1", "authorization": "Bearer sk-front"}
