@@ -129,6 +129,7 @@ class _Parts:
         """The life cycle: ready when the tokenizer is loaded, whatever the store does."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.records.close)
+            stack.push_async_callback(self.learning.close)
             stack.callback(self.reading.close)
             stack.push_async_callback(self.transport.aclose)
             stack.push_async_callback(self.conversations.close)

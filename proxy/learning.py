@@ -3,8 +3,13 @@
 One record per tenant, upstream origin and model, held in the process and kept in the store for a day, so that
 a restart does not have to run into the same error again. Per tenant, because errors echo requests and counts
 follow them: what one tenant's requests provoke must not shape another's.
+
+Replicas learn from each other: behind a request now and then, which does not wait for it, the record is read
+again. What counts is the ratio of whoever has seen most answers, and the smallest window.
 """
 
+import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +23,9 @@ BELIEVED_S = 86_400.0
 MAX_MODELS = 4_096
 # A ratio that has moved by this much (in its logarithm) since it was last kept is kept again.
 KEPT_STEP = 0.02
+# What other replicas have learned is asked for this often, in seconds, and of so many models at once.
+LOOK_EVERY_S = 10.0
+LOOKS_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,27 +43,50 @@ class Learned:
     until: float = 0.0
 
 
-class Learning:
-    """Remembers what was learned. `now` gives seconds since the epoch."""
+def _merged(ours: Learned, theirs: Learned, now: float) -> Learned:
+    """What two replicas know: the ratio of the one that saw more, and the smaller window that is believed."""
+    calibration = max(ours.calibration, theirs.calibration, key=lambda each: each.observations)
+    believed = [each for each in (ours, theirs) if each.window and each.until > now]
+    narrower = min(believed, key=lambda each: (each.window or 0, -each.until), default=ours)
+    return Learned(calibration, narrower.window, narrower.until)
 
-    def __init__(self, records: Records, now: Callable[[], float] = time.time) -> None:
+
+class Learning:
+    """Remembers what was learned, on one event loop.
+
+    Args:
+        records: Where it is kept.
+        now: Seconds since the epoch.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._records = records
         self._now = now
+        self._clock = clock
         self._known: dict[str, Learned] = {}
-        self._kept: dict[str, float] = {}
+        self._kept: dict[str, float] = {}  # the ratio's logarithm as the store has it
+        self._looked: dict[str, float] = {}
+        self._looking: set[asyncio.Task[None]] = set()
 
     async def of(self, tenant: str, origin: str, model: str) -> Learned:
-        """What is known of a model; asks the store once in the life of the process."""
+        """What is known of a model. The store is waited for once in the life of the process."""
         key = model_key(tenant, origin, model)
-        if key not in self._known:
-            [fields] = await self._records.find([key])
-            if key not in self._known:  # nobody has learned anything while the store was asked
-                self._remember(key, self._from(fields, model))
+        if key in self._known:
+            self._look_behind(key, model)
+        else:
+            await self._look(key, model)
         return self._fresh(key)
 
     def window(self, tenant: str, origin: str, model: str) -> int | None:
         """The learned window, as far as this process knows it already."""
         key = model_key(tenant, origin, model)
+        self._look_behind(key, model)
         return self._fresh(key).window if key in self._known else None
 
     def calibration(self, tenant: str, origin: str, model: str) -> Calibration:
@@ -68,7 +99,9 @@ class Learning:
         known = await self.of(tenant, origin, model)
         smaller = min(window, known.window or window)
         until = self._now() + BELIEVED_S
-        await self._keep(model_key(tenant, origin, model), replace(known, window=smaller, until=until))
+        key = model_key(tenant, origin, model)
+        self._remember(key, replace(known, window=smaller, until=until))
+        await self._keep(key, model)
 
     async def observed(self, tenant: str, origin: str, model: str, estimate: int, actual: int) -> None:
         """An answer's usage said how many tokens a request really had."""
@@ -76,8 +109,35 @@ class Learning:
         known = await self.of(tenant, origin, model)
         learned = replace(known, calibration=known.calibration.observe(estimate, actual))
         self._remember(key, learned)
-        if abs(learned.calibration.mean - self._kept.get(key, float("inf"))) >= KEPT_STEP:
-            await self._keep(key, learned)
+        if abs(learned.calibration.mean - self._kept.get(key, math.inf)) >= KEPT_STEP:
+            await self._keep(key, model)
+
+    async def close(self) -> None:
+        """End what is under way."""
+        for task in self._looking:
+            task.cancel()
+        await asyncio.gather(*self._looking, return_exceptions=True)
+
+    def _look_behind(self, key: str, model: str) -> None:
+        """Look if it is time, behind whoever asks."""
+        due = self._clock() - self._looked.get(key, -math.inf) >= LOOK_EVERY_S
+        if due and len(self._looking) < LOOKS_AT_ONCE:
+            self._looked[key] = self._clock()
+            task = asyncio.create_task(self._look(key, model))
+            self._looking.add(task)
+            task.add_done_callback(self._looking.discard)
+
+    async def _look(self, key: str, model: str) -> None:
+        """Take over what the store knows. Where it fails, what this process has kept stands in."""
+        [fields] = await self._records.find([key], fresh=True)
+        theirs = self._from(fields, model)
+        ours = self._known.get(key)  # as it is now: something may have been learned meanwhile
+        self._remember(key, _merged(ours, theirs, self._now()) if ours else theirs)
+        self._looked[key] = self._clock()
+        if fields is None:
+            self._kept.pop(key, None)
+        else:
+            self._kept[key] = theirs.calibration.mean
 
     def _fresh(self, key: str) -> Learned:
         known = self._known[key]
@@ -88,10 +148,13 @@ class Learning:
             oldest = next(iter(self._known))
             del self._known[oldest]
             self._kept.pop(oldest, None)
+            self._looked.pop(oldest, None)
         self._known[key] = learned
 
-    async def _keep(self, key: str, learned: Learned) -> None:
-        self._remember(key, learned)
+    async def _keep(self, key: str, model: str) -> None:
+        """Keep what is known, and what another replica has kept since."""
+        await self._look(key, model)
+        learned = self._known[key]
         self._kept[key] = learned.calibration.mean
         calibration = learned.calibration.to_dict()
         fields = {"window": learned.window, "until": learned.until, "calibration": calibration}
