@@ -60,5 +60,5 @@ class Gate:
         trigger = mark(policy.trigger, spent)
         if trigger is None:
             return True
-        most = self._learning.calibration(tenant, self._origin, model).size(size)
-        return most < min(trigger, spent.limit)
+        calibration = self._learning.calibration(tenant, self._origin, model)
+        return calibration.size(size) < trigger and calibration.bound(size) <= spent.limit

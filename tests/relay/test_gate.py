@@ -1,0 +1,256 @@
+"""What passes the gate could not have been compacted, whatever its bytes are."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from proxy.adapters.memory_store import MemoryStore
+from proxy.checkpoint_index import CheckpointIndex
+from proxy.config.model import Config, for_model
+from proxy.counting import Counting
+from proxy.dialects.chat import read
+from proxy.errors import StoreUnavailable
+from proxy.fitting import Ask, Mode
+from proxy.learning import Learning
+from proxy.reading import Reading
+from proxy.records import Records
+from proxy.relay import gate as module
+from proxy.relay.gate import Gate
+from proxy.view import Viewer
+
+ORIGIN, TENANT = "https://up.test:443", "t"
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+MOST_FILLER = 32_768
+
+
+def ignored(_: StoreUnavailable) -> None:
+    """A memory store does not fail."""
+
+
+class Bytes:
+    """The worst tokenizer there can be: one token a byte."""
+
+    def count(self, text: str, model: str) -> int:
+        return len(text.encode("utf-8", "surrogatepass"))
+
+
+READING = Reading({"tiktoken": Counting(Bytes())})
+
+
+class Entrance:
+    """A gate, and the full count of what stands behind it."""
+
+    def __init__(self, **sections: Any) -> None:
+        records = Records(MemoryStore(), ignored)
+        self.config = Config.model_validate(sections)
+        self.learning = Learning(records)
+        self.gate = Gate(self.config, self.learning, ORIGIN)
+        self._viewer = Viewer(READING, records, CheckpointIndex(records), self.learning)
+
+    def passes(self, raw: bytes, deployment: str | None = None, conversation: str | None = None) -> bool:
+        return self.gate.passes(raw, deployment, TENANT, conversation)
+
+    async def due(self, raw: bytes, deployment: str | None = None) -> str | None:
+        """Why a body would have to be compacted, or None, by its full count."""
+        body = read(raw)
+        model = deployment or body.model
+        asked = for_model(self.config, model)
+        ask = Ask(body, model, TENANT, None, ORIGIN, asked, Mode.ACTIVE, None, (), None)
+        return (await self._viewer.view(ask)).due()
+
+
+FILLERS = st.sampled_from(["a", " ", "é", "中", "🐎", "\n", '"', "\\", "\x01", "\ud800", '"model":"n"', "[]"])
+TEXTS = st.text(max_size=12)
+MESSAGES = st.lists(
+    st.one_of(
+        st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "odd"]), "content": TEXTS}),
+        st.fixed_dictionaries(
+            {
+                "role": st.just("user"),
+                "name": TEXTS,
+                "content": st.lists(TEXTS.map(lambda t: {"type": "text", "text": t})),
+            }
+        ),
+        st.builds(
+            lambda name, arguments: {
+                "role": "assistant",
+                "tool_calls": [{"id": "c", "function": {"name": name, "arguments": arguments}}],
+            },
+            TEXTS,
+            TEXTS,
+        ),
+        st.just({}),
+    ),
+    max_size=5,
+)
+MEMBERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "max_tokens": st.integers(0, 4_000),
+        "max_completion_tokens": st.integers(0, 4_000) | st.none(),
+        "tools": st.lists(st.fixed_dictionaries({"function": st.dictionaries(TEXTS, TEXTS)})),
+        "metadata": st.fixed_dictionaries({"model": st.sampled_from("mn"), "max_tokens": st.integers()}),
+    },
+)  # fmt: skip
+LIMITS = st.fixed_dictionaries(
+    {"window": st.integers(4_000, 9_000)}, optional={"reserve_output": st.integers(0, 1_000)}
+)
+SIZES = {
+    "tokens": st.integers(1_000, 9_000),
+    "percent": st.integers(30, 100),
+    "percent_of_window": st.integers(30, 100),
+}
+ROWS = st.sampled_from(sorted(SIZES)).flatmap(
+    lambda name: st.fixed_dictionaries({name: SIZES[name]}, optional={"messages": st.integers(1, 4)})
+)
+TRIGGERS = st.none() | st.lists(ROWS, min_size=1, max_size=2)
+
+
+@UNHURRIED
+@given(
+    messages=MESSAGES,
+    members=MEMBERS,
+    filler=FILLERS,
+    limits=LIMITS,
+    trigger=TRIGGERS,
+    learned=st.none() | st.integers(4_000, 9_000),
+    actuals=st.lists(st.integers(350, 1_800), max_size=3),
+    ascii_only=st.booleans(),
+)
+async def test_the_largest_body_that_passes_is_not_due_by_its_full_count(
+    messages: list[Any],
+    members: dict[str, Any],
+    filler: str,
+    limits: dict[str, int],
+    trigger: list[Any] | None,
+    learned: int | None,
+    actuals: list[int],
+    ascii_only: bool,  # noqa: FBT001 - drawn by name
+) -> None:
+    entrance = Entrance(models={"m": limits}, compaction={"trigger": trigger})
+    for actual in actuals:
+        await entrance.learning.observed(TENANT, ORIGIN, "m", 1_000, actual)
+    if learned:
+        await entrance.learning.overflowed(TENANT, ORIGIN, "m", learned)
+
+    def body(size: int) -> bytes:
+        said = [*messages, {"role": "user", "content": filler * size}]
+        asked = {"model": "m", "messages": said, **members}
+        text = json.dumps(asked, ensure_ascii=ascii_only, separators=(",", ":"))
+        return text.encode("utf-8", "replace")  # a lone surrogate can only come as an escape
+
+    low, high = 0, MOST_FILLER
+    assume(entrance.passes(body(low)))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if entrance.passes(body(middle)) else (low, middle - 1)
+    assert await entrance.due(body(low)) is None
+
+
+@pytest.fixture
+def entrance() -> Entrance:
+    return Entrance(
+        models={
+            "small": {"window": 2_000},
+            "large*": {"window": 100_000},
+            "off": {"window": 2_000, "compaction": {"trigger": 0}},
+            "counts": {"compaction": {"trigger": [{"messages": 100}]}},
+        }
+    )
+
+
+SIZED_BYTES = 26_000
+
+
+def sized(**members: Any) -> bytes:
+    """A body of 26,000 bytes: over the trigger of `small`, under that of `large`."""
+    return json.dumps({"messages": [{"role": "user", "content": "?"}], **members}).encode().ljust(SIZED_BYTES)
+
+
+def verdict(entrance: Entrance, raw: bytes) -> str:
+    return "passes" if entrance.passes(raw) else "is read"
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ({"model": "large"}, "passes"),
+        ({"model": "small"}, "is read"),
+        ({"model": "large", "metadata": {"model": "small"}}, "is read"),  # any may be the one
+        ({"model": "large", "user": '"model":"small"'}, "passes"),  # a text that looks like a member
+        ({"model": "unknown"}, "passes"),  # 128,000 tokens
+        ({}, "is read"),  # whose window could be any
+        ({"model": 7}, "is read"),
+        ({"metadata": {"model": "large"}}, "passes"),
+        ({"model": "off"}, "passes"),
+        ({"model": "counts"}, "is read"),  # whatever its size, the number of its messages may fire
+        ({"models": [{"model": f"large-{number}"} for number in range(8)]}, "passes"),
+        ({"models": [{"model": f"large-{number}"} for number in range(9)]}, "is read"),
+    ],
+)  # fmt: skip
+async def test_every_model_that_a_body_names_must_have_room(
+    entrance: Entrance, members: dict[str, Any], expected: str
+) -> None:
+    assert verdict(entrance, sized(**members)) == expected
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ({"max_tokens": 10}, "passes"),
+        ({"max_tokens": 90_000}, "is read"),  # leaves a quarter of the window
+        ({"max_completion_tokens": 90_000, "max_tokens": 10}, "is read"),
+        ({"max_completion_tokens": 10, "nested": {"max_tokens": 90_000}}, "is read"),
+        ({"max_tokens": "90000"}, "passes"),
+        ({"user": '"max_tokens": 90000'}, "passes"),
+    ],
+)
+async def test_what_the_answer_may_take_is_set_aside(
+    entrance: Entrance, members: dict[str, Any], expected: str
+) -> None:
+    assert verdict(entrance, sized(model="large", **members)) == expected
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])
+async def test_a_body_with_media_is_read_however_small(entrance: Entrance, kind: str) -> None:
+    part = {"type": kind, kind: {"url": "https://x.test/y"}}
+    raw = json.dumps({"model": "large", "messages": [{"role": "user", "content": [part]}]}).encode()
+    assert not entrance.passes(raw)
+    assert entrance.passes(json.dumps({"model": "large", "messages": [json.dumps(part)]}).encode())
+
+
+async def test_the_model_that_the_path_names_needs_room_too(entrance: Entrance) -> None:
+    assert [entrance.passes(sized(), name) for name in ("large", "small")] == [True, False]
+    assert not entrance.passes(sized(model="large"), "small")
+
+
+async def test_a_name_is_known_by_what_it_says_not_by_how_it_is_written(entrance: Entrance) -> None:
+    raws = [sized(model="large").replace(b"large", name) for name in (b"l\\u0061rge", b"sm\\u0061ll")]
+    assert [entrance.passes(raw) for raw in raws] == [True, False]
+
+
+async def test_a_learned_window_closes_the_gate_to_its_tenant(entrance: Entrance) -> None:
+    await entrance.learning.overflowed(TENANT, ORIGIN, "large", 2_000)
+    await entrance.learning.overflowed("another", ORIGIN, "large-1", 2_000)
+    assert [entrance.passes(sized(model=name)) for name in ("large", "large-1")] == [False, True]
+
+
+async def test_a_learned_ratio_counts(entrance: Entrance) -> None:
+    await entrance.learning.observed(TENANT, ORIGIN, "large", 1_000, 3_900)
+    assert [entrance.passes(sized(model=name)) for name in ("large", "large-1")] == [False, True]
+
+
+async def test_a_compacted_conversation_passes_no_more(
+    entrance: Entrance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_REMEMBERED", 2)
+    raw = sized(model="large")
+    entrance.gate.remember(None)
+    assert entrance.passes(raw)  # a conversation without an id is no other one
+    for conversation in ("c_1", "c_2", "c_1", "c_3"):
+        entrance.gate.remember(conversation)
+    names = [None, "c_1", "c_2", "c_3"]
+    assert [entrance.passes(raw, None, name) for name in names] == [True, False, True, False]
