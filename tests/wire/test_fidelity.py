@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from proxy import conversations
 from proxy.adapters.memory_store import MemoryStore
 from proxy.core import envelope
 from proxy.ports import Entry, Record
@@ -60,8 +61,11 @@ def sse(seed: int) -> bytes:
     return b"".join([*events, usage, rng.choice(ends), *events[:3]])
 
 
-async def test_2000_streams_with_random_slicing_arrive_identical_and_are_counted(wire: Any) -> None:
+async def test_2000_streams_with_random_slicing_arrive_identical_and_are_counted(
+    wire: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every other one goes past the gate."""
+    monkeypatch.setattr(conversations, "FLUSH_S", 600.0)  # so that the totals are written at the end
 
     async def script(exchange: Any) -> None:
         seed = json.loads(exchange.body)["seed"]
