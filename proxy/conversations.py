@@ -58,6 +58,7 @@ class Conversations:
         self._now = now
         self._waiting: dict[str, Totals] = {}
         self._task: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
 
     def note(
         self, tenant: str, conversation: str, model: str, request_bytes: int, usage: Usage | None
@@ -85,18 +86,20 @@ class Conversations:
     async def close(self) -> None:
         """Write what waits, and end."""
         if self._task is not None:
-            self._task.cancel()
+            async with self._writing:  # what is being written is written to its end
+                self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self.flush()
 
     async def flush(self) -> None:
         """Write what waits."""
-        for key in list(self._waiting):
-            if not self._records.healthy:
-                return  # the rest waits until the store is back
-            [held] = await self._records.find([key], fresh=True)
-            gathered = self._waiting.pop(key)
-            await self._records.keep(key, _sum(held or {}, gathered), ttl_s=self._ttl_s)
+        async with self._writing:
+            for key in list(self._waiting):
+                if not self._records.healthy:
+                    return  # the rest waits until the store is back
+                [held] = await self._records.find([key], fresh=True)
+                gathered = self._waiting.pop(key)
+                await self._records.keep(key, _sum(held or {}, gathered), ttl_s=self._ttl_s)
 
     async def _run(self) -> None:
         while True:

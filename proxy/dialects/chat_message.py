@@ -108,7 +108,7 @@ def _made(fields: Mapping[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
 def _call(call_id: str, made: Mapping[str, Any]) -> Call:
     arguments = made.get("arguments", made.get("input", ""))
     if not isinstance(arguments, str):
-        arguments = json.dumps(arguments)
+        arguments = json.dumps(arguments, ensure_ascii=False)
     return Call(call_id, _string(made.get("name")), arguments)
 
 

@@ -1,12 +1,13 @@
 """What the parts of a chat message that are not text weigh, in tokens."""
 
+import json
 from typing import Any
 
 from proxy.core.media import audio_tokens, file_tokens, image_url_tokens
 from proxy.dialects.chat_message import decoded
 from proxy.errors import Unreadable
 
-# A part of a kind we do not know, in tokens.
+# A part of a kind we do not know, in tokens, at most.
 UNKNOWN_PART_TOKENS = 1_000
 # Base64 carries three bytes in four characters.
 _BASE64_RATIO = 0.75
@@ -28,7 +29,7 @@ def _tokens(part: Any, model: str) -> int:
     if isinstance(inner, str):
         inner = {"url": inner}
     if not isinstance(inner, dict):
-        return UNKNOWN_PART_TOKENS
+        return _unknown(part)
     if part.get("type") == "image_url":
         return image_url_tokens(model, str(inner.get("url", "")), str(inner.get("detail", "auto")))
     if part.get("type") == "input_audio":
@@ -37,4 +38,9 @@ def _tokens(part: Any, model: str) -> int:
     if part.get("type") == "file":
         data = str(inner.get("file_data", ""))
         return file_tokens(int(len(data) * _BASE64_RATIO) if data else None)
-    return UNKNOWN_PART_TOKENS
+    return _unknown(part)
+
+
+def _unknown(part: dict[str, Any]) -> int:
+    """Of a kind we do not know: never more than its bytes, because the gate counts on that."""
+    return min(UNKNOWN_PART_TOKENS, len(json.dumps(part)))
