@@ -38,7 +38,7 @@ def _tokens(part: Any, model: str) -> int:
     if part.get("type") == "file":
         data = str(inner.get("file_data", ""))
         return file_tokens(int(len(data) * _BASE64_RATIO) if data else None)
-    return _unknown(part)
+    return UNKNOWN_PART_TOKENS if part.get("type") == "video_url" else _unknown(part)
 
 
 def _unknown(part: dict[str, Any]) -> int:
