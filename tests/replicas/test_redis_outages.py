@@ -25,7 +25,7 @@ from tests.redis_servers import RedisServer
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PERIOD_S = 0.02
-HEALTHY_S, AWAY_S, AFTER_S = 0.8, 1.6, 0.3
+HEALTHY_S, AWAY_S, AFTER_S = 0.6, 1.2, 0.2
 SLACK = 10
 ONCE_S, THEN_S, BACK_S = 0.3, 0.02, 1.0
 """What is promised of the first requests, of all others, and of a server that is back."""
