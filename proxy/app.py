@@ -17,27 +17,27 @@ from proxy.adapters.store_url import installation_secret, is_shared, open_store,
 from proxy.adapters.summary_model import HttpSummaryModel
 from proxy.adapters.tiktoken_counter import TiktokenCounter
 from proxy.admin.app import Readiness, create_admin
-from proxy.checkpoint_index import CheckpointIndex
-from proxy.compactor import Compactor
+from proxy.compaction.checkpoint_index import CheckpointIndex
+from proxy.compaction.compactor import Compactor
+from proxy.compaction.instructions import check_instructions, instructions
+from proxy.compaction.rounds import Rounds
+from proxy.compaction.view import Viewer
 from proxy.config.model import Config
 from proxy.conversations import Conversations
 from proxy.counting import Counting
-from proxy.deadline import within
 from proxy.errors import ConfigError, StoreUnavailable
-from proxy.instructions import check_instructions, instructions
 from proxy.learning import Learning
 from proxy.logs import STORE_FAILED, TOKENIZER_FAILED
 from proxy.ports import Store
 from proxy.reading import Reading
-from proxy.records import Records
 from proxy.relay.asgi import Dispatcher
 from proxy.relay.blind import Blind
 from proxy.relay.chat import Chat
 from proxy.relay.exchange import Upstream
 from proxy.relay.gate import Gate
 from proxy.relay.identity import minted, origin
-from proxy.rounds import Rounds
-from proxy.view import Viewer
+from proxy.storage.deadline import within
+from proxy.storage.records import Records
 
 CONNECT_TIMEOUT_S = 10.0
 HOP_BYTES = 8

@@ -11,7 +11,7 @@ from proxy.core.keys import conversation_key
 from proxy.dialects.usage import Usage
 from proxy.guard import contained
 from proxy.logs import CONVERSATIONS_NOT_WRITTEN
-from proxy.records import Records
+from proxy.storage.records import Records
 
 FLUSH_S = 1.0
 # Conversations whose totals may wait to be written; beyond it the newest are not gathered.

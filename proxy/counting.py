@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from proxy.core.message import Span
-from proxy.core.slices import SLICE_CHARACTERS, sample, slices, spread
+from proxy.core.sampling import SLICE_CHARACTERS, sample, slices, spread
 from proxy.ports import TokenCounter
 
 AT_ONCE_BYTES = 32 * 1024  # about 6 ms of counting
@@ -77,8 +77,8 @@ class Counting:
     async def count(self, pieces: Sequence[str], model: str) -> list[int]:
         """Tokens of each piece for `model`, in order, before calibration.
 
-        Beyond `core.slices.BUDGET_CHARACTERS` in all, the rest is extrapolated. When the caller is cancelled,
-        the step under way (some 64 thousand characters) ends unheard, and no other begins.
+        Beyond `core.sampling.BUDGET_CHARACTERS` in all, the rest is extrapolated. When the caller is
+        cancelled, the step under way (some 64 thousand characters) ends unheard, and no other begins.
 
         Raises:
             RuntimeError: After `close`.

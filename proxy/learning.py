@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from proxy.core.calibration import Calibration
 from proxy.core.keys import model_key
-from proxy.records import Fields, Records
+from proxy.storage.records import Fields, Records
 
 # Providers change what they serve behind a name; what was learned is believed this long, in seconds.
 BELIEVED_S = 86_400.0

@@ -14,7 +14,7 @@ class Record:
 
     Attributes:
         key: Where; records that are read or committed together share the part of their key in `{}`.
-        value: An envelope (`proxy.records`), opaque to a store.
+        value: An envelope (`proxy.storage.records`), opaque to a store.
         ttl_s: Seconds until it is forgotten, infinite for never; reading it does not prolong it.
     """
 

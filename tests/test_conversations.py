@@ -15,7 +15,7 @@ from proxy.core.keys import conversation_key
 from proxy.dialects.usage import Usage
 from proxy.errors import StoreUnavailable
 from proxy.ports import Store
-from proxy.records import Records
+from proxy.storage.records import Records
 
 DAY_S = 86_400.0
 TENANT = "t"

@@ -10,7 +10,7 @@ import pytest
 from proxy import counting
 from proxy.adapters.character_counter import CharacterCounter
 from proxy.adapters.tiktoken_counter import TiktokenCounter
-from proxy.core.slices import SLICE_CHARACTERS
+from proxy.core.sampling import SLICE_CHARACTERS
 from proxy.counting import Counting
 from proxy.ports import TokenCounter
 

@@ -10,7 +10,7 @@ from proxy.adapters.memory_store import MemoryStore
 from proxy.errors import StoreUnavailable
 from proxy.learning import BELIEVED_S, LOOK_EVERY_S, LOOKS_AT_ONCE, Learning
 from proxy.ports import Store
-from proxy.records import Records
+from proxy.storage.records import Records
 
 TENANT = "t"
 ORIGIN, MODEL = "https://up.test:443", "some-model"

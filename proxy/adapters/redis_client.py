@@ -34,7 +34,7 @@ from proxy.errors import StoreUnavailable
 
 CONNECT_TIMEOUT_S = 0.25
 ANSWER_TIMEOUT_S = 1.0
-"""More than a caller waits (`proxy.records`), who is fair to an event loop that is busy; redis-py is not."""
+"""More than a caller waits (`proxy.storage`), who is fair to an event loop that is busy; redis-py is not."""
 HEALTH_CHECK_EVERY_S = 15
 TRIES_AFTER_THE_FIRST = 1
 # A connection that is being taken down still counts for its pool.

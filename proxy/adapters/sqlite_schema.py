@@ -11,7 +11,7 @@ APPLICATION_ID = 0x63707879
 """Marks a file as ours (SQLite's header has a field for it), so that another program's file is left alone."""
 
 BUSY_TIMEOUT_MS = 200
-"""Less than the deadline of a store call (`proxy.records`): a locked file is a failure, not a hang."""
+"""Less than the deadline of a store call (`proxy.storage`): a locked file is a failure, not a hang."""
 
 _WAL_KEPT_BYTES = 16 * 1024 * 1024
 

@@ -16,7 +16,7 @@ from importlib.resources.abc import Traversable
 import tiktoken
 
 from proxy.core.model_names import bare_name, by_prefix
-from proxy.core.slices import sample, slices, spread
+from proxy.core.sampling import sample, slices, spread
 from proxy.guard import contained
 
 DATA = files("proxy") / "data"

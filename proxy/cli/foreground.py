@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Iterator
 
 from proxy import logs, serving
+from proxy.compaction.policies import policy_for
 from proxy.config.checks import is_loopback
 from proxy.config.model import Config, for_model
 from proxy.config.sections import ServerSection
 from proxy.core.budget import budget
 from proxy.core.trigger import mark
-from proxy.policies import policy_for
 
 DEFAULT_WINDOW_TOKENS = 128_000
 # How long load balancers need to see that we are ending, in seconds. Nobody waits for that on loopback.

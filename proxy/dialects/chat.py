@@ -13,7 +13,7 @@ from typing import Any
 
 from proxy.core.message import Message
 from proxy.dialects.chat_message import compose
-from proxy.dialects.slices import Slice, elements, members
+from proxy.dialects.json_slices import Slice, elements, members
 from proxy.errors import Unreadable
 
 # Members that a provider turns into prompt tokens beside the messages.

@@ -14,7 +14,7 @@ import msgspec
 from proxy.core.digest import message_digest
 from proxy.core.message import Call, Message, Part
 from proxy.core.render import excerpt
-from proxy.dialects.slices import DECODER
+from proxy.dialects.json_slices import DECODER
 from proxy.errors import Unreadable
 
 # More parts than this are no message that a model could read.

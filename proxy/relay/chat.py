@@ -9,14 +9,14 @@ import httpx
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from proxy.compactor import REPLAYS, Compactor
+from proxy.compaction.compactor import REPLAYS, Compactor
+from proxy.compaction.fitting import Ask, Fit, Mode, Report, Status
 from proxy.config.model import Config, ModelSettings, for_model
 from proxy.conversations import Conversations
 from proxy.dialects.chat import models_named, read
 from proxy.dialects.overflow import detect
 from proxy.dialects.usage import UsageTap
 from proxy.errors import Unreadable, UpstreamError
-from proxy.fitting import Ask, Fit, Mode, Report, Status
 from proxy.guard import contained
 from proxy.logs import NOT_OBSERVED
 from proxy.relay.control import Control, control, report_headers

@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from proxy.compaction.fitting import Mode, Report
 from proxy.core.policy import STRATEGIES
 from proxy.errors import RequestRefused
-from proxy.fitting import Mode, Report
 from proxy.relay.headers import Headers, value
 
 _REQUESTED = {mode.value: mode for mode in (Mode.FORCE, Mode.BYPASS, Mode.SHADOW)}

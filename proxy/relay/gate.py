@@ -2,13 +2,13 @@
 
 from collections import OrderedDict
 
+from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, for_model
 from proxy.core.budget import budget
 from proxy.core.policy import known_window
 from proxy.core.trigger import mark
 from proxy.dialects.chat import has_media, models_named, outputs_named
 from proxy.learning import Learning
-from proxy.policies import policy_for
 
 # Compacted conversations that are known by their id.
 MAX_REMEMBERED = 10_000

@@ -6,13 +6,13 @@ from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
+from proxy.compaction.summarising import SummaryRoute
 from proxy.config.model import Config, ModelSettings, for_model
 from proxy.config.sections import SummarySection
 from proxy.core.policy import known_window
 from proxy.relay.exchange import Upstream
 from proxy.relay.headers import CREDENTIALS, HOP_HEADER, credential
 from proxy.relay.paths import join, with_deployment
-from proxy.summarising import SummaryRoute
 
 # A cheap model for summaries, by the provider's host; where a provider does not know it (any more), the
 # request's own model is asked instead. Names as of 2026-11.

@@ -18,7 +18,7 @@ import tiktoken_ext.openai_public as reference  # type: ignore[import-untyped]
 from proxy.adapters import tiktoken_counter
 from proxy.adapters.character_counter import CharacterCounter
 from proxy.adapters.tiktoken_counter import CL100K, DATA, O200K, TiktokenCounter, estimate, vocabulary_of
-from proxy.core.slices import sample
+from proxy.core.sampling import sample
 
 CORPUS = {
     "empty": "",

@@ -8,13 +8,13 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from proxy.compaction.policies import policy_for
 from proxy.config.checks import store_url
 from proxy.config.keys import Key, dotted, keys, plain
 from proxy.config.model import Config, for_model
 from proxy.config.sections import ModelSection, TriggerRow
 from proxy.config.sources import load
 from proxy.core.policy import CHAINED
-from proxy.policies import policy_for
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS: tuple[tuple[str, type[BaseModel], str], ...] = (

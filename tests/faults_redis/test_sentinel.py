@@ -10,7 +10,7 @@ import pytest
 from proxy.adapters.redis_store import RedisStore
 from proxy.adapters.redis_url import parse
 from proxy.ports import Entry, Record
-from proxy.records import Records
+from proxy.storage.records import Records
 from tests.redis_servers import RedisServer, Sentinels
 
 DAY_S = 86400.0

@@ -16,7 +16,7 @@ import pytest
 from proxy.adapters.redis_store import RedisStore
 from proxy.adapters.redis_url import RedisUrl, parse
 from proxy.errors import StoreUnavailable
-from proxy.records import Line, Records
+from proxy.storage.records import Line, Records
 from tests.redis_servers import RedisServer
 
 DAY_S = 86400.0

@@ -2,8 +2,8 @@
 
 import pytest
 
+from proxy.compaction.fitting import Mode
 from proxy.errors import RequestRefused
-from proxy.fitting import Mode
 from proxy.relay.control import Control, control
 
 

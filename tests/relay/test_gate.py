@@ -8,18 +8,18 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from proxy.adapters.memory_store import MemoryStore
-from proxy.checkpoint_index import CheckpointIndex
+from proxy.compaction.checkpoint_index import CheckpointIndex
+from proxy.compaction.fitting import Ask, Mode
+from proxy.compaction.view import Viewer
 from proxy.config.model import Config, for_model
 from proxy.counting import Counting
 from proxy.dialects.chat import read
 from proxy.errors import StoreUnavailable
-from proxy.fitting import Ask, Mode
 from proxy.learning import Learning
 from proxy.reading import Reading
-from proxy.records import Records
 from proxy.relay import gate as module
 from proxy.relay.gate import Gate
-from proxy.view import Viewer
+from proxy.storage.records import Records
 
 ORIGIN, TENANT = "https://up.test:443", "t"
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])

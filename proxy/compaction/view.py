@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from proxy.checkpoint_index import CheckpointIndex
+from proxy.compaction.checkpoint_index import CheckpointIndex
+from proxy.compaction.fitting import Ask
+from proxy.compaction.policies import policy_for
 from proxy.core.budget import Budget, budget
 from proxy.core.calibration import Calibration
 from proxy.core.checkpoint import Checkpoint, deepest, found_by, from_fields
@@ -15,11 +17,9 @@ from proxy.core.planner import gained
 from proxy.core.policy import Policy, known_window
 from proxy.core.render import render
 from proxy.core.trigger import Row, automatic, fired, mark
-from proxy.fitting import Ask
 from proxy.learning import Learning
-from proxy.policies import policy_for
 from proxy.reading import Gauge, Reading
-from proxy.records import Records
+from proxy.storage.records import Records
 
 # After each overflow the request is made to fit in this share of its limit: the estimate was wrong.
 TIGHT_SHARE = 0.85

@@ -4,9 +4,9 @@ from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
+from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, ModelSettings, for_model
 from proxy.errors import ConfigError
-from proxy.policies import policy_for
 
 MAX_PROMPT_BYTES = 262_144
 

@@ -4,7 +4,8 @@ import asyncio
 import time
 
 import pytest
-from proxy.deadline import within
+
+from proxy.storage.deadline import within
 
 STEPS = 10
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from proxy.core.keys import lease_key
 from proxy.errors import StoreUnavailable
 from proxy.ports import Lease
-from proxy.records import Fields, Records
+from proxy.storage.records import Fields, Records
 
 # A dead holder is succeeded after this long, in seconds; a living one renews its lease so often meanwhile.
 LEASE_S = 10.0

@@ -10,23 +10,23 @@ import pytest
 
 from proxy.adapters.memory_store import MemoryStore
 from proxy.adapters.tiktoken_counter import TiktokenCounter
-from proxy.checkpoint_index import CheckpointIndex
-from proxy.compactor import Compactor
+from proxy.compaction.checkpoint_index import CheckpointIndex
+from proxy.compaction.compactor import Compactor
+from proxy.compaction.fitting import Ask, Fit, Mode, Status
+from proxy.compaction.instructions import instructions
+from proxy.compaction.rounds import Rounds
+from proxy.compaction.summarising import SummaryRoute
+from proxy.compaction.view import Viewer
 from proxy.config.model import Config, for_model
 from proxy.counting import Counting
 from proxy.dialects.chat import read
 from proxy.dialects.overflow import Overflow
 from proxy.errors import StoreUnavailable, SummaryFailed
-from proxy.fitting import Ask, Fit, Mode, Status
-from proxy.instructions import instructions
 from proxy.learning import Learning
 from proxy.ports import SummaryAnswer, SummaryCall
 from proxy.reading import Reading
-from proxy.records import Records
 from proxy.relay.identity import minted
-from proxy.rounds import Rounds
-from proxy.summarising import SummaryRoute
-from proxy.view import Viewer
+from proxy.storage.records import Records
 
 WINDOW = 4_000
 ROUTE = SummaryRoute("http://summary.test/v1/chat/completions", {}, "cheap", 128_000)

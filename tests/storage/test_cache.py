@@ -1,4 +1,4 @@
-from proxy.cache import Cache
+from proxy.storage.cache import Cache
 
 
 class Clock:

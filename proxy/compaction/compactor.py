@@ -10,6 +10,12 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from proxy.compaction.cutting import cut, sized
+from proxy.compaction.fitting import Ask, Fit, Mode, Report, Status
+from proxy.compaction.policies import policy_for
+from proxy.compaction.rounds import Rounds
+from proxy.compaction.summarising import Job
+from proxy.compaction.view import View, Viewer
 from proxy.config.model import ModelSettings
 from proxy.core.checkpoint import exact_digest, place
 from proxy.core.keys import checkpoint_keys, root_of
@@ -17,19 +23,13 @@ from proxy.core.message import Message
 from proxy.core.planner import plan
 from proxy.core.repair import alternate, repair
 from proxy.core.trigger import automatic, mark
-from proxy.cutting import cut, sized
 from proxy.dialects.chat import mentioned, write
 from proxy.dialects.overflow import Overflow
 from proxy.errors import CompactionError, SummaryFailed
-from proxy.fitting import Ask, Fit, Mode, Report, Status
 from proxy.guard import contained
 from proxy.learning import Learning
 from proxy.logs import COMPACTION_FAILED
-from proxy.policies import policy_for
 from proxy.reading import Reading
-from proxy.rounds import Rounds
-from proxy.summarising import Job
-from proxy.view import View, Viewer
 
 # A waiting client gives at most this share of its patience to a summary.
 PATIENCE_SHARE = 0.25

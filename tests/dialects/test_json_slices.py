@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.dialects.slices import elements, members
+from proxy.dialects.json_slices import elements, members
 from proxy.errors import Unreadable
 
 DEEP = b"[" * 100_000

@@ -1,7 +1,7 @@
 """The records kept in a store, and how to live with a store that is slow, broken or away.
 
-A store that fails is left alone until it answers again (`proxy.reach`). What was read or made lately is held
-in the process and asked first; a record that could not be saved is used from there.
+A store that fails is left alone until it answers again (`storage.reach`). What was read or made lately is
+held in the process and asked first; a record that could not be saved is used from there.
 
 A store's first open may take longer than the deadline (a large log to recover, a migration). `open` gives
 it more time at start-up; where even that is not enough, or nobody calls it, the work goes on in the store
@@ -14,12 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.cache import Cache
 from proxy.core import envelope
 from proxy.core.keys import hash_tag
 from proxy.errors import StoreUnavailable
 from proxy.ports import Entry, Lease, Record, Store
-from proxy.reach import DEADLINE_S, PROBE_EVERY_S, RESTING, Reach
+from proxy.storage.cache import Cache
+from proxy.storage.reach import DEADLINE_S, PROBE_EVERY_S, RESTING, Reach
 
 OPEN_LIMIT_S = 1.0
 FORGET_LIMIT_S = 60.0

@@ -12,7 +12,9 @@ from typing import Any
 
 import structlog
 
-from proxy.checkpoint_index import CheckpointIndex
+from proxy.compaction.checkpoint_index import CheckpointIndex
+from proxy.compaction.summarising import Job, summarise, task_text
+from proxy.compaction.turns import turn
 from proxy.core.checkpoint import Checkpoint, covered_results, exact_digest, from_fields, to_fields
 from proxy.core.digest import message_id
 from proxy.core.keys import checkpoints_key, hash_tag, roots_key, rounds_key
@@ -24,9 +26,7 @@ from proxy.errors import SummaryFailed
 from proxy.logs import COMPACTION_FAILED, COMPACTION_FINISHED, COMPACTION_STARTED
 from proxy.ports import Lease, SummaryModel
 from proxy.reading import Reading
-from proxy.records import Line, Records
-from proxy.summarising import Job, summarise, task_text
-from proxy.turns import turn
+from proxy.storage.records import Line, Records
 
 # After a failed summary the conversation is not tried again for this long, in seconds.
 REST_S = 30.0

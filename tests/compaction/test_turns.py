@@ -3,11 +3,11 @@
 import asyncio
 
 from proxy.adapters.memory_store import MemoryStore
+from proxy.compaction.turns import turn
 from proxy.core.keys import lease_key
 from proxy.errors import StoreUnavailable
 from proxy.ports import Lease
-from proxy.records import Records
-from proxy.turns import turn
+from proxy.storage.records import Records
 
 KEY = "v1:{t.r}:checkpoint:chained:00"
 

@@ -1,4 +1,4 @@
-from proxy.breaker import Breaker
+from proxy.storage.breaker import Breaker
 
 
 class Clock:

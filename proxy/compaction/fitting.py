@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from proxy.compaction.summarising import SummaryRoute
 from proxy.config.model import ModelSettings
 from proxy.dialects.chat import Body
-from proxy.summarising import SummaryRoute
 
 
 class Mode(StrEnum):

@@ -6,7 +6,7 @@ kept too, for when the store is away.
 
 from collections import OrderedDict
 
-from proxy.records import Line, Records
+from proxy.storage.records import Line, Records
 
 # Checkpoints of one conversation and its branches that can be found again.
 KEPT_PLACES = 200

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
+from proxy.compaction.view import View
 from proxy.core.digest import message_id
 from proxy.core.ladder import GONE, WHOLE, squeeze
 from proxy.core.message import Message
 from proxy.dialects.chat_message import shortened
 from proxy.reading import Reading
-from proxy.view import View
 
 # Rounds of cutting until a list fits: an estimate of how characters turn into tokens is never exact.
 CUTS = 4

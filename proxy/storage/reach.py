@@ -10,10 +10,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from proxy.breaker import Breaker
-from proxy.deadline import within
 from proxy.errors import StoreUnavailable
 from proxy.ports import Store
+from proxy.storage.breaker import Breaker
+from proxy.storage.deadline import within
 
 DEADLINE_S = 0.25
 PROBE_EVERY_S = 0.5

@@ -12,8 +12,8 @@ from proxy.adapters.memory_store import MemoryStore
 from proxy.core.envelope import pack
 from proxy.errors import StoreUnavailable
 from proxy.ports import Entry, Lease, Record, Store
-from proxy.reach import CALLS_AT_ONCE
-from proxy.records import Item, Line, Records
+from proxy.storage.reach import CALLS_AT_ONCE
+from proxy.storage.records import Item, Line, Records
 
 DAY_S = 86400.0
 NEWER = b"\x02\x00{}"

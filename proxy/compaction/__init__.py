@@ -1,0 +1,1 @@
+"""The use case: a request in, a request that fits out."""

@@ -1,0 +1,1 @@
+"""Records over a store that may be slow, broken or away."""
