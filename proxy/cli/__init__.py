@@ -62,7 +62,9 @@ def serve(
     workers: Annotated[int | None, typer.Option(help="Processes that share the port.")] = None,
 ) -> None:
     """Run the proxy until it is told to end."""
-    from proxy.cli.foreground import run_proxy
+    from proxy import logs
+    from proxy.cli.foreground import announce, run_one
+    from proxy.cli.workers import run_workers
     from proxy.config.environment import Setting
 
     given = (
@@ -73,7 +75,11 @@ def serve(
     )
     loaded = _loaded(config, [option for option in given if option.value is not None])
     try:
-        run_proxy(loaded.config)
+        logs.configure(loaded.config.observability.log_format)
+        if loaded.config.server.workers > 1:
+            run_workers(loaded.config, lambda url: announce(loaded.config, url))
+        else:
+            run_one(loaded.config)
     except ConfigError as error:
         _fail(error, BAD_CONFIG)
     except ProxyError as error:

@@ -123,22 +123,15 @@ def serve_on(
         _exit_soon()
 
 
-def run_proxy(config: Config) -> None:
-    """Run until SIGINT or SIGTERM, in as many processes as are configured.
+def run_one(config: Config) -> None:
+    """Run in this process until SIGINT or SIGTERM.
 
     Raises:
         ConfigError: The address cannot be listened on, or the application refuses the configuration.
         ProxyError: The application did not start.
     """
-    logs.configure(config.observability.log_format)
-    server = config.server
-    if server.workers > 1:
-        from proxy.cli.workers import run_workers
-
-        run_workers(config, lambda url: announce(config, url))
-        return
     serve_on(
-        lambda: serving.listen(server.host, server.port),
+        lambda: serving.listen(config.server.host, config.server.port),
         config,
         lambda bound: announce(config, serving.base_url(bound)),
     )
