@@ -43,6 +43,8 @@ CONNECT_TIMEOUT_S = 10.0
 HOP_BYTES = 8
 SECRET_DEADLINE_S = 1.0
 SECRET_RETRY_S = 1.0
+# A store that was emptied has its secret back, or all have its new one, after this long, in seconds.
+SECRET_CHECK_S = 5.0
 
 _log = structlog.get_logger()
 
@@ -88,13 +90,12 @@ class Secret:
             self.value = await within(SECRET_DEADLINE_S, shared_secret(self._store, self.value))
         except (StoreUnavailable, TimeoutError, OSError):
             return False
-        self._store = None
         return True
 
     async def keep_asking(self) -> None:
-        """Ask until the store has answered."""
-        while not await self.agree():  # noqa: ASYNC110 - the store is no event of ours
-            await asyncio.sleep(SECRET_RETRY_S)
+        """Ask until the store has answered, and now and then after that: it may have lost what it had."""
+        while self._store is not None:  # noqa: ASYNC110 - the store is no event of ours
+            await asyncio.sleep(SECRET_CHECK_S if await self.agree() else SECRET_RETRY_S)
 
 
 class _Parts:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from proxy.errors import ConfigError, ProxyError
-from proxy.serving import base_url, listen, served
+from proxy.serving import PORT_IS_SPREAD, base_url, listen, served
 
 
 async def lifespan(receive: Any, send: Any, log: list[str]) -> None:
@@ -82,3 +82,11 @@ def test_an_address_that_is_not_ours_is_a_configuration_error(host: str) -> None
 def test_the_url_is_one_that_works_on_this_machine(host: str, seen: str) -> None:
     with listen(host, 0) as bound:
         assert base_url(bound) == f"http://{seen}:{bound.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("spread", [False, PORT_IS_SPREAD])
+def test_what_is_accepted_sends_without_waiting_for_acknowledgements(*, spread: bool) -> None:
+    with listen("127.0.0.1", 0, spread=spread) as bound:
+        bound.listen()
+        with socket.create_connection(bound.getsockname()), bound.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -249,3 +249,15 @@ async def test_a_server_that_fails_from_the_start_fails_no_request(outage: Outag
     said = f"\n{outage.name} at the start, of {started_s:.1f} s: stateful {back_s:.2f} s after it is back"
     replicated.note(said + times(load))
     judged(load, outage.name)
+
+
+@pytest.mark.slow
+async def test_a_replica_that_starts_after_the_server_was_emptied_is_one_with_those_that_ran(
+    replicated: Any,
+) -> None:
+    async with scene(replicated) as made:
+        ran = await made.replicas.start(made.url, made.server.url)
+        made.server.kill()
+        start_empty(made.server)
+        started = await made.replicas.start(made.url, made.server.url)
+        await made.back_after_s((ran, started))
