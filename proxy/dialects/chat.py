@@ -26,6 +26,8 @@ _OUTPUT = re.compile(rb'"max_(?<!\\"max_)(?:completion_)?tokens"\s*:\s*(\d{1,18}
 _NUMBER = re.compile(r"\d+(?:[ ,._\u00a0]\d{3})*+")
 # More messages than this are no conversation that a model could read.
 MAX_MESSAGES = 100_000
+# Bytes of a body in which numbers are looked for.
+MAX_SEARCHED_BYTES = 8 * 1024 * 1024
 # A longer name is no model's; its beginning and digest stand for it, so that no memory and no log holds it.
 MAX_MODEL_CHARACTERS = 256
 _MEDIA = (b'"image_url"', b'"input_audio"', b'"file"', b'"video_url"')
@@ -112,8 +114,12 @@ def bounded(model: str) -> str:
 
 
 def mentioned(raw: bytes) -> set[int]:
-    """Every number that stands in a body, escapes undone and thousands separators left out."""
-    value = _small(raw)
+    """Every number that stands in a body, escapes undone and thousands separators left out.
+
+    Only the beginning of a very large body is looked at.
+    """
+    value = _small(raw) if len(raw) <= MAX_SEARCHED_BYTES else None
+    raw = raw[:MAX_SEARCHED_BYTES]
     text = json.dumps(value, ensure_ascii=False) if value is not None else raw.decode("utf-8", "replace")
     return {int(digits) for found in _NUMBER.findall(text) if len(digits := re.sub(r"\D", "", found)) <= 18}
 
