@@ -132,10 +132,12 @@ class Sentinels:
 
     service = "mymaster"
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, down_after_ms: int = 500) -> None:
         self.master = RedisServer(directory)
         self.replica = RedisServer(directory, "--replicaof", "127.0.0.1", str(self.master.port))
-        self.sentinels = [Sentinel(directory, self.service, self.master.port) for _ in range(3)]
+        self.sentinels = [
+            Sentinel(directory, self.service, self.master.port, down_after_ms) for _ in range(3)
+        ]
         limit = time.monotonic() + SENTINEL_LIMIT_S
         while not all(self._is_known(sentinel) for sentinel in self.sentinels):
             assert time.monotonic() < limit, "the sentinels do not find each other"
@@ -150,6 +152,11 @@ class Sentinels:
         seen = sentinel.admin.sentinel_masters()[self.service]
         return (seen["num-slaves"], seen["num-other-sentinels"]) == (1, 2)
 
+    def know(self, master: RedisServer) -> bool:
+        """Whether all sentinels name this server as the master."""
+        named = (sentinel.admin.sentinel_masters()[self.service] for sentinel in self.sentinels)
+        return all(each["port"] == master.port for each in named)
+
     def close(self) -> None:
         for server in (*self.sentinels, self.replica, self.master):
             server.close()
@@ -158,9 +165,10 @@ class Sentinels:
 class Sentinel(RedisServer):
     """A sentinel that is quick to give a master up."""
 
-    def __init__(self, directory: Path, service: str, port: int) -> None:
+    def __init__(self, directory: Path, service: str, port: int, down_after_ms: int) -> None:
         self._watches = f"{service} 127.0.0.1 {port} 2"
         self._service = service
+        self._down_after_ms = down_after_ms
         super().__init__(directory)
 
     def start(self) -> None:
@@ -168,7 +176,7 @@ class Sentinel(RedisServer):
         config.write_text(
             f"port {self.port}\nbind 127.0.0.1\ndir {self.directory}\n"
             f"sentinel monitor {self._watches}\n"
-            f"sentinel down-after-milliseconds {self._service} 500\n"
+            f"sentinel down-after-milliseconds {self._service} {self._down_after_ms}\n"
             f"sentinel failover-timeout {self._service} 3000\n"
         )
         self.launch(str(config), "--sentinel")

@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from proxy.errors import StoreUnavailable
 APPLICATION_ID = 0x63707879
 """Marks a file as ours (SQLite's header has a field for it), so that another program's file is left alone."""
 
+PREPARE_LIMIT_S = 0.5
+PREPARE_PAUSE_S = 0.01
 BUSY_TIMEOUT_MS = 200
 """Less than the deadline of a store call (`proxy.storage`): a locked file is a failure, not a hang."""
 
@@ -71,8 +74,7 @@ def open_file(path: Path) -> sqlite3.Connection:
     except (sqlite3.Error, OSError) as error:
         raise unavailable(error) from error
     try:
-        migrate(db, MIGRATIONS)
-        _set_up(db)
+        _prepared(db)
     except sqlite3.Error as error:
         db.close()
         raise unavailable(error) from error
@@ -80,6 +82,21 @@ def open_file(path: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _prepared(db: sqlite3.Connection) -> None:
+    """Migrate and set up. Where others are at a new file too, SQLite refuses at once instead of waiting."""
+    limit = time.monotonic() + PREPARE_LIMIT_S
+    while True:
+        try:
+            migrate(db, MIGRATIONS)
+            _set_up(db)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > limit:
+                raise
+            time.sleep(PREPARE_PAUSE_S)
+        else:
+            return
 
 
 def _set_up(db: sqlite3.Connection) -> None:

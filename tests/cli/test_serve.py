@@ -1,6 +1,5 @@
 """`serve` as a process: it says where it is, answers health checks, and ends when told to."""
 
-import importlib.util
 import os
 import re
 import signal
@@ -17,7 +16,6 @@ import pytest
 import proxy
 
 ROOT = Path(proxy.__file__).parent.parent
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("proxy.app") is None, reason="needs proxy.app")
 
 
 @contextmanager

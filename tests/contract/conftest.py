@@ -2,7 +2,8 @@
 
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +16,9 @@ from proxy.adapters.redis_store import RedisStore
 from proxy.adapters.redis_url import parse
 from proxy.adapters.sqlite_store import SqliteStore
 from proxy.ports import Store
-from tests.redis_servers import Cluster, RedisServer
+from tests.redis_servers import Cluster, RedisServer, Sentinels
+
+FAILOVER_LIMIT_S = 60.0
 
 
 class Bench(Protocol):
@@ -130,6 +133,19 @@ def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]
     cluster.close()
 
 
+@pytest.fixture(scope="session")
+def redis_sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sentinels]:
+    """Sentinels that have just made the replica the master, because the first one was killed."""
+    sentinels = Sentinels(tmp_path_factory.mktemp("sentinels"), down_after_ms=2_000)
+    sentinels.master.kill()
+    limit = time.monotonic() + FAILOVER_LIMIT_S
+    while sentinels.replica.admin.role()[0] != b"master" or not sentinels.know(sentinels.replica):
+        assert time.monotonic() < limit, "the sentinels name no new master"
+        time.sleep(0.05)
+    yield sentinels
+    sentinels.close()
+
+
 def _redis(request: pytest.FixtureRequest) -> RedisBench:
     url, client = request.getfixturevalue("redis_server")
     return RedisBench(url, [client])
@@ -140,25 +156,37 @@ def _cluster(request: pytest.FixtureRequest) -> RedisBench:
     return RedisBench(cluster.url, [master.admin for master in cluster.masters])
 
 
+def _sentinel(request: pytest.FixtureRequest) -> RedisBench:
+    sentinels = request.getfixturevalue("redis_sentinels")
+    return RedisBench(sentinels.url, [sentinels.replica.admin])
+
+
 BENCHES: dict[str, Callable[[pytest.FixtureRequest], Bench]] = {
     "memory": lambda _: MemoryBench(),
     "sqlite": lambda request: SqliteBench(request.getfixturevalue("tmp_path")),
     "redis": _redis,
     "cluster": _cluster,
+    "sentinel": _sentinel,
 }
+SLOW = {"sentinel"}
 
 
-@pytest.fixture(params=list(BENCHES))
+def _params(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in names]
+
+
+@pytest.fixture(params=_params(BENCHES))
 async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     made = BENCHES[request.param](request)
     yield made
     await made.close()
 
 
-@pytest.fixture(params=["redis", "cluster"])
+@pytest.fixture(params=_params(["redis", "cluster", "sentinel"]))
 async def redis_bench(request: pytest.FixtureRequest) -> AsyncIterator[RedisBench]:
     """For what only Redis does."""
-    made = _redis(request) if request.param == "redis" else _cluster(request)
+    made = BENCHES[request.param](request)
+    assert isinstance(made, RedisBench)
     yield made
     await made.close()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.adapters.sqlite_schema import APPLICATION_ID, MIGRATIONS, migrate
+from proxy.adapters.sqlite_schema import APPLICATION_ID, MIGRATIONS, migrate, open_file
 from proxy.adapters.sqlite_store import SqliteStore
 from proxy.errors import StoreUnavailable
 from proxy.ports import Entry, Record
@@ -413,3 +413,24 @@ async def test_a_file_of_the_first_version_gets_leases_and_keeps_its_records(
     assert lease is not None
     assert await store.commit(Record("k2", b"v2", DAY_S), lease=lease) == b"v2"
     assert pragma(path, "user_version") == 2
+
+
+def test_whoever_opens_a_new_file_at_once_with_others_can_use_it(tmp_path: Path) -> None:
+    failures: list[StoreUnavailable] = []
+
+    def open_with_others(path: Path, start: threading.Barrier) -> None:
+        start.wait()
+        try:
+            open_file(path).close()
+        except StoreUnavailable as error:
+            failures.append(error)
+
+    for round_ in range(150):
+        start = threading.Barrier(6)
+        file = tmp_path / f"{round_}.db"
+        together = [threading.Thread(target=open_with_others, args=(file, start)) for _ in range(6)]
+        for thread in together:
+            thread.start()
+        for thread in together:
+            thread.join()
+    assert failures == []

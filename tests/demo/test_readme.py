@@ -1,17 +1,12 @@
 from pathlib import Path
 
-import pytest
-
 from proxy.demo.readme import shown, updated
 
 README = Path(__file__).parents[2] / "README.md"
 
 
 def test_the_readme_shows_what_the_demo_prints(demo_text: str) -> None:
-    block = shown(README.read_text("utf-8"))
-    if block is None:
-        pytest.skip("README.md has no demo block yet")
-    assert block == demo_text, "run `python -m proxy.demo.readme README.md`"
+    assert shown(README.read_text("utf-8")) == demo_text, "run `python -m proxy.demo.readme README.md`"
 
 
 def test_only_the_block_is_replaced() -> None:

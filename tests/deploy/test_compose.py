@@ -25,9 +25,6 @@ def services(documents: Any) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_files_follow_the_compose_specification(name: str) -> None:
-    pytest.importorskip(
-        "check_jsonschema", reason="needs check-jsonschema, which brings the specification's schema"
-    )
     command = [
         sys.executable,
         "-m",

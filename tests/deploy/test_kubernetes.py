@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
@@ -62,23 +63,19 @@ def environment(container: Object, **known: str) -> dict[str, str]:
     "path", sorted(FOLDER.rglob("*.yaml")), ids=lambda path: f"{path.parent.name}/{path.name}"
 )
 def test_the_manifests_follow_the_schemas_of_kubernetes(path: Path) -> None:
-    validator = pytest.importorskip(
-        "kubernetes_validate", reason="needs kubernetes-validate, which brings them"
-    )
     for found in yaml.safe_load_all(path.read_text(encoding="utf-8")):
         if found["kind"] == "Kustomization":
             assert [name for name in found["resources"] if not (path.parent / name).exists()] == []
             continue
-        for version in (OLDEST, validator.latest_version()):
-            validator.validate(found, version, strict=True)
+        for version in (OLDEST, kubernetes_validate.latest_version()):
+            kubernetes_validate.validate(found, version, strict=True)
 
 
 def test_the_validation_sees_a_misspelt_field() -> None:
-    validator = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
     service = one("standalone", "Service", "compaction-proxy")
     service["spec"]["selectr"] = service["spec"].pop("selector")
-    with pytest.raises(validator.ValidationError):
-        validator.validate(service, OLDEST, strict=True)
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(service, OLDEST, strict=True)
 
 
 @pytest.mark.parametrize("folder", ["sidecar", "standalone"])

@@ -9,7 +9,6 @@ import pytest
 
 from proxy.adapters.redis_store import RedisStore
 from proxy.adapters.redis_url import parse
-from proxy.ports import Entry, Record
 from proxy.storage.records import Records
 from tests.redis_servers import RedisServer, Sentinels
 
@@ -63,19 +62,3 @@ async def test_a_new_master_is_used_within_a_second_and_has_what_was_stored(
     assert await another.find(["{t}before", "{t}after"]) == [{"n": 1}, {"n": 2}]
     await records.close()
     await another.close()
-
-
-@pytest.mark.slow
-async def test_the_contract_s_essentials_hold_behind_sentinels(sentinels: Sentinels) -> None:
-    store = RedisStore(parse(sentinels.url))
-    lease = await store.acquire("{t}k", 60)
-
-    assert lease is not None
-    assert await store.acquire("{t}k", 60) is None
-    assert (
-        await store.commit(Record("{t}k", b"v", DAY_S), [Entry("{t}l", b"l", DAY_S, 3)], lease=lease) == b"v"
-    )
-    assert await store.read(["{t}k"]) == [b"v"]
-    assert await store.tail("{t}l", 3) == [b"l"]
-    assert await store.delete("") == 2
-    await store.close()
