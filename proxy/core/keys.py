@@ -6,8 +6,9 @@ name of a model, or text as it came. Every store and every version keeps these n
 
 | scope | kinds |
 | --- | --- |
-| tenant and root | `checkpoint` (a lease on making it: `…:lease`), `checkpoints`, `archive`, `rounds` |
-| tenant and conversation | `conversation`, `events`, `roots` |
+| tenant and root | `checkpoint` (its lease: `…:lease`), `checkpoints`, `archive`, `archives`, `rounds` |
+| tenant and conversation | `conversation`, `events`, `roots`, `wishes` |
+| conversation | `tenant` |
 | tenant, upstream origin and model | `model` |
 
 The root of a conversation is the prefix digest of its first four non-privileged messages. Branches, edits and
@@ -65,9 +66,14 @@ def lease_key(key: str) -> str:
     return f"{key}:lease"
 
 
-def archive_key(tenant: str, root: bytes, strategy: str, prefix: bytes) -> str:
-    """Record: the original messages that the checkpoint at this prefix digest replaced."""
-    return f"{_scope(tenant, root)}:archive:{strategy}:{prefix.hex()}"
+def archive_key(tenant: str, root: bytes, strategy: str, place: bytes) -> str:
+    """Record: the original messages that the checkpoint at this place replaced."""
+    return f"{_scope(tenant, root)}:archive:{strategy}:{place.hex()}"
+
+
+def archives_key(tenant: str, root: bytes) -> str:
+    """List: where the archives of a root are, of all strategies; committed at once with each."""
+    return f"{_scope(tenant, root)}:archives"
 
 
 def rounds_key(tenant: str, root: bytes) -> str:
@@ -88,6 +94,16 @@ def roots_key(tenant: str, conversation: str) -> str:
 def events_key(tenant: str, conversation: str) -> str:
     """List: events of a conversation that belong to no checkpoint, such as failures."""
     return f"{_scope(tenant, conversation)}:events"
+
+
+def wishes_key(tenant: str, conversation: str) -> str:
+    """Record: what people have asked of a conversation."""
+    return f"{_scope(tenant, conversation)}:wishes"
+
+
+def tenant_key(conversation: str) -> str:
+    """Record: whose a conversation is, for those who know nothing but its id."""
+    return f"{_scope('', conversation)}:tenant"
 
 
 def model_key(tenant: str, origin: str, model: str) -> str:

@@ -13,9 +13,11 @@ def every_key(tenant: str, name: str) -> list[str]:
     return [
         *keys.checkpoint_keys(tenant, ROOT, "chained", PREFIXES),
         keys.archive_key(tenant, ROOT, "chained", PREFIXES[0]),
+        keys.archives_key(tenant, ROOT),
         keys.rounds_key(tenant, ROOT),
         keys.conversation_key(tenant, name),
         keys.events_key(tenant, name),
+        keys.wishes_key(tenant, name),
     ]
 
 
@@ -28,10 +30,15 @@ def test_the_names_are_final() -> None:
         f"{root}:checkpoint:chained:{'01' * 32}",
         f"{root}:checkpoint:chained:{'02' * 32}",
         f"{root}:archive:chained:{'01' * 32}",
+        f"{root}:archives",
         f"{root}:rounds",
         f"{conversation}:conversation",
         f"{conversation}:events",
+        f"{conversation}:wishes",
     ]
+    assert keys.tenant_key("c_1") == (
+        "v1:{e3b0c44298fc1c149afbf4c8996fb924.2ceb4df5993cba2bf0489db9b4b8ac35}:tenant"
+    )
     assert keys.model_key("t", "https://a.b", "gpt-4o") == (
         "v1:{e3b98a4da31a127d4bde6e43033f66ba.555be87313d9e92951c45a82c20a4791}:model"
     )
@@ -55,8 +62,8 @@ def test_tenants_never_share_a_key(tenant: str, other: str, name: str) -> None:
 def test_what_is_read_or_committed_together_shares_a_hash_tag() -> None:
     found = [keys.hash_tag(key) for key in every_key("tenant", "c_1")]
 
-    assert len(set(found[:4])) == 1
-    assert len(set(found[4:6])) == 1
+    assert len(set(found[:5])) == 1
+    assert len(set(found[5:])) == 1
     assert len(set(found)) == 2
 
 
