@@ -15,6 +15,8 @@ from proxy.core.digest import chain, outline_digest
 from proxy.core.message import Message, Span, latest_user
 
 PREFIX_BYTES = 32
+# Who wrote a summary that no model wrote.
+EXTRACT = "extract"
 # A result that the client has cleared may leave a notice of this many characters in its place.
 CLEARED_CHARACTERS = 256
 # A result that the client has shortened still begins with this many of its characters.
@@ -52,11 +54,16 @@ class Checkpoint:
         exact: Chained digest of those messages, 32 bytes.
         results: The tool results among the covered ones.
         spans: What is replaced, sorted and disjoint.
-        stand_ins: What each span is replaced by; None leaves nothing.
-        summary: The text that the summary model wrote, for the next round to integrate.
+        stand_ins: What each span is replaced by, in order.
+        summary: The text that was written, for the next round to integrate.
         tokens_before: Calibrated size of the request that it was made for.
         tokens_after: Calibrated size of what was forwarded instead.
         listed: Number of messages that the client's list had then; counts of what it gains start here.
+        carried: Index of the user message whose text the stand-in carries; None if there is none.
+        rounds: The frozen records of a chain, by the length up to which each speaks; they are the first
+            stand-ins of their span.
+        writer: Name of the model that wrote the summary; `EXTRACT` if none did, empty if there is none.
+        edited: Indices of messages that stay where they are, shortened.
     """
 
     strategy: str
@@ -66,28 +73,53 @@ class Checkpoint:
     exact: bytes
     results: tuple[Result, ...]
     spans: tuple[Span, ...]
-    stand_ins: tuple[Message | None, ...]
+    stand_ins: tuple[tuple[Message, ...], ...]
     summary: str
     tokens_before: int
     tokens_after: int
     listed: int = 0
+    carried: int | None = None
+    rounds: tuple[int, ...] = ()
+    writer: str = ""
+    edited: frozenset[int] = frozenset()
 
     def covers(self, index: int) -> bool:
-        """Whether the message at `index` has been replaced."""
+        """Whether something stands in for the message at `index`, be it the message itself, shortened."""
         return any(span.start <= index < span.stop for span in self.spans)
+
+    @property
+    def pieces(self) -> tuple[tuple[Span, tuple[Message, ...]], ...]:
+        """Each span with what stands in for it."""
+        return tuple(zip(self.spans, self.stand_ins, strict=True))
+
+    @property
+    def edits(self) -> dict[int, Message]:
+        """The shortened messages, by index; all other covered messages are gone."""
+        return {span.start: put[0] for span, put in self.pieces if span.start in self.edited}
+
+    @property
+    def gone(self) -> frozenset[int]:
+        """Indices of the messages that are not in the effective list in any form."""
+        return frozenset(
+            index
+            for span in self.spans
+            if span.start not in self.edited
+            for index in range(span.start, span.stop)
+        )
 
 
 def _head(text: str) -> bytes:
     return hashlib.sha256(text[:HEAD_CHARACTERS].encode("utf-8", "surrogatepass")).digest()
 
 
-def place(prefix: bytes, exact: bytes, spans: Iterable[Span]) -> bytes:
+def place(prefix: bytes, exact: bytes, spans: Iterable[Span], variant: str = "") -> bytes:
     """Where a checkpoint is kept: the prefix digest that finds it, then what makes it this one; 64 bytes.
 
     Two lists can share an outline and still differ in the text of a tool result, or in which user message was
-    their latest: they have checkpoints of their own.
+    their latest: they have checkpoints of their own. So have several ways to replace the same spans, told
+    apart by `variant`.
     """
-    edges = ",".join(f"{span.start}-{span.stop}" for span in spans)
+    edges = ",".join(f"{span.start}-{span.stop}" for span in spans) + variant
     return prefix + hashlib.sha256(exact + edges.encode()).digest()
 
 
@@ -144,19 +176,24 @@ def _same_prefix(checkpoint: Checkpoint, messages: Sequence[Message]) -> bool:
 def stands(checkpoint: Checkpoint, messages: Sequence[Message]) -> bool:
     """Whether a checkpoint may be applied to these non-privileged messages.
 
-    It may if it covers their prefix and not their latest user message, which is never hidden from the model.
+    It may if it covers their prefix and not their latest user message, which is never hidden from the model:
+    it stays in its place, or its text is carried by the stand-in.
     """
     if not 0 < checkpoint.length <= len(messages):
         return False
     latest = latest_user(messages)
-    if latest is not None and checkpoint.covers(latest):
+    if latest is not None and checkpoint.covers(latest) and latest != checkpoint.carried:
         return False
     return _same_prefix(checkpoint, messages)
 
 
 def deepest(found: Iterable[Checkpoint | None], messages: Sequence[Message]) -> Checkpoint | None:
-    """The checkpoint that covers most and may be applied."""
-    candidates = sorted((each for each in found if each), key=lambda each: each.length, reverse=True)
+    """The checkpoint that covers most and may be applied; of several, what a model wrote at last."""
+    candidates = sorted(
+        (each for each in found if each),
+        key=lambda each: (each.length, each.round, each.writer != EXTRACT, len(each.spans)),
+        reverse=True,
+    )
     return next((each for each in candidates if stands(each, messages)), None)
 
 
@@ -173,14 +210,25 @@ def to_fields(checkpoint: Checkpoint) -> dict[str, Any]:
             for each in checkpoint.results
         ],
         "spans": [list(span) for span in checkpoint.spans],
-        "stand_ins": [
-            each and [each.role, each.text, b64encode(each.raw).decode(), each.tokens]
-            for each in checkpoint.stand_ins
-        ],
+        "stand_ins": [[_stand_in_fields(each) for each in put] for put in checkpoint.stand_ins],
         "summary": checkpoint.summary,
         "tokens": [checkpoint.tokens_before, checkpoint.tokens_after],
         "listed": checkpoint.listed,
+        "carried": checkpoint.carried,
+        "rounds": list(checkpoint.rounds),
+        "writer": checkpoint.writer,
+        "edited": sorted(checkpoint.edited),
     }
+
+
+def _stand_in_fields(message: Message) -> list[Any]:
+    return [
+        message.role,
+        message.text,
+        b64encode(message.raw).decode(),
+        message.tokens,
+        list(message.answers),
+    ]
 
 
 def from_fields(fields: Mapping[str, Any]) -> Checkpoint | None:
@@ -194,11 +242,15 @@ def from_fields(fields: Mapping[str, Any]) -> Checkpoint | None:
             exact=bytes.fromhex(fields["exact"]),
             results=tuple(map(_result, fields["results"])),
             spans=tuple(Span(int(start), int(stop)) for start, stop in fields["spans"]),
-            stand_ins=tuple(map(_stand_in, fields["stand_ins"])),
+            stand_ins=tuple(map(_stand_ins, fields["stand_ins"])),
             summary=str(fields["summary"]),
             tokens_before=int(fields["tokens"][0]),
             tokens_after=int(fields["tokens"][1]),
             listed=int(fields["listed"]),
+            carried=fields.get("carried"),
+            rounds=tuple(map(int, fields.get("rounds", ()))),
+            writer=str(fields.get("writer", "")),
+            edited=frozenset(map(int, fields.get("edited", ()))),
         )
     except (KeyError, ValueError, TypeError, IndexError, OverflowError):
         return None
@@ -216,11 +268,22 @@ def _result(fields: Sequence[Any]) -> Result:
     )
 
 
-def _stand_in(fields: Sequence[Any] | None) -> Message | None:
-    if fields is None:
-        return None
-    role, text, raw, tokens = fields
-    return Message(role=str(role), text=str(text), raw=b64decode(raw, validate=True), tokens=int(tokens))
+def _stand_ins(fields: Sequence[Any] | None) -> tuple[Message, ...]:
+    """What stands in for a span. Version 0.1 wrote one message, or null for nothing."""
+    if not fields:
+        return ()
+    return tuple(_stand_in(each) for each in ([fields] if isinstance(fields[0], str) else fields))
+
+
+def _stand_in(fields: Sequence[Any]) -> Message:
+    role, text, raw, tokens, *answers = fields
+    return Message(
+        role=str(role),
+        text=str(text),
+        answers=tuple(map(str, answers[0])) if answers else (),
+        raw=b64decode(raw, validate=True),
+        tokens=int(tokens),
+    )
 
 
 def _sound(checkpoint: Checkpoint) -> bool:
@@ -230,4 +293,6 @@ def _sound(checkpoint: Checkpoint) -> bool:
         edges == sorted(edges)
         and all(span.start < span.stop for span in checkpoint.spans)
         and len(checkpoint.spans) == len(checkpoint.stand_ins)
+        and (checkpoint.carried is None or type(checkpoint.carried) is int)
+        and all(len(put) == 1 for span, put in checkpoint.pieces if span.start in checkpoint.edited)
     )

@@ -1,56 +1,82 @@
-"""What to take: from a policy and a conversation to the spans to replace. A decision without effects."""
+"""What to take: from a policy and a conversation to what shall replace which spans. No effects.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+All indices count the client's non-privileged messages; all sizes are counted tokens.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from proxy.core.checkpoint import Checkpoint
-from proxy.core.message import Message, Span, latest_user, units
+from proxy.core.message import Message, Span, latest_user
 from proxy.core.policy import Policy
+from proxy.core.tail import Room, boundary, chain_records
 from proxy.core.trigger import Gained
+
+# Runs smaller than this are not worth a summary, in tokens.
+LEAST_RUN_TOKENS = 48
+# A run's summary is expected to take this share of it.
+RUN_SHARE = 0.3
+
+
+class Fill(NamedTuple):
+    """What will stand in for a span.
+
+    Attributes:
+        kind: `before`: what stood there already. `text`: the summary of a group. `records`: a chain of
+            frozen records. `mask` and `cap`: the message itself, shortened. `nothing`.
+        at: Of `before` the number of the earlier span, of `text` and `records` that of the group, of `mask`
+            and `cap` the index of the message.
+    """
+
+    kind: Literal["before", "text", "records", "mask", "cap", "nothing"]
+    at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One round to be made. Indices count non-privileged messages.
+    """One round to be made.
 
     Attributes:
-        round: Its number, 1 for the first.
+        round: Its number, 1 for the first; that of the round before where nothing is summarised.
         length: The round will speak of the messages `[0, length)`.
-        spans: What will be replaced, sorted and disjoint; the first gets the stand-in.
-        fresh: Indices of what no earlier round has summarised, in order.
+        spans: What will be replaced, sorted and disjoint.
+        fills: What will stand in for each.
+        groups: Indices of what is summarised: one text is wanted for each group.
+        carried: Index of the user message whose text moves into the stand-in.
+        frozen: Number of the earlier records that stay.
     """
 
     round: int
     length: int
     spans: tuple[Span, ...]
-    fresh: tuple[int, ...]
+    fills: tuple[Fill, ...]
+    groups: tuple[tuple[int, ...], ...] = ()
+    carried: int | None = None
+    frozen: int = 0
 
+    @property
+    def fresh(self) -> tuple[int, ...]:
+        """Indices of what no earlier round has replaced, in order."""
+        return tuple(index for group in self.groups for index in group)
 
-def _without(span: Span, index: int | None) -> tuple[Span, ...]:
-    """The span less one index, as the one or two spans that remain."""
-    if index is None or not span.start <= index < span.stop:
-        return (span,)
-    parts = (Span(span.start, index), Span(index + 1, span.stop))
-    return tuple(part for part in parts if part.start < part.stop)
-
-
-def _boundary(messages: Sequence[Message], at: int) -> int:
-    """The unit edge at or before `at`."""
-    return max((unit.start for unit in units(messages) if unit.start <= at), default=0)
-
-
-def _tail(
-    messages: Sequence[Message], effective: Sequence[Message], keep: int, earlier: Checkpoint | None
-) -> int:
-    """Where the tail begins: the last `keep` messages of the effective list, back to a unit edge."""
-    ours = {id(stand_in) for stand_in in earlier.stand_ins} if earlier else set()
-    tail = effective[max(0, len(effective) - keep) :]
-    kept = sum(1 for message in tail if not message.privileged and id(message) not in ours)
-    return _boundary(messages, len(messages) - kept)
+    @property
+    def gone(self) -> tuple[int, ...]:
+        """Indices of what this round takes out of the effective list, in order."""
+        return tuple(
+            index
+            for span, fill in zip(self.spans, self.fills, strict=True)
+            if fill.kind not in {"before", "mask", "cap"}
+            for index in range(span.start, span.stop)
+        )
 
 
 def plan(
-    messages: Sequence[Message], effective: Sequence[Message], policy: Policy, earlier: Checkpoint | None
+    messages: Sequence[Message],
+    effective: Sequence[Message],
+    policy: Policy,
+    earlier: Checkpoint | None,
+    room: Room,
 ) -> Plan | None:
     """The round that the policy would make now, or None if there is nothing to take.
 
@@ -59,22 +85,29 @@ def plan(
         effective: The whole effective list, privileged messages and stand-ins included.
         policy: The strategy.
         earlier: The checkpoint that has been applied, if any.
+        room: How large things are.
     """
-    done = earlier.length if earlier else 0
-    stop = _tail(messages, effective, policy.keep_messages, earlier)
-    if len(effective) <= policy.keep_messages + 1 or stop <= done:
+    if len(effective) <= policy.least_messages:
         return None
+    stop = boundary(messages, effective, policy, earlier, room)
     latest = latest_user(messages)
-    spans = _without(Span(0, stop), latest)
-    fresh = tuple(
-        index
-        for span in spans
-        for index in range(span.start, span.stop)
-        if not (earlier and earlier.covers(index))
-    )
+    moves = policy.frame.request is not None
+    stay = {latest if not moves else None, task_index(messages) if policy.keep.task else None}
+    taken = [index for index in range(stop) if index not in stay]
+    fresh = tuple(index for index in taken if not (earlier and index in earlier.gone))
     if not fresh:
         return None
-    return Plan(round=(earlier.round if earlier else 0) + 1, length=stop, spans=spans, fresh=fresh)
+    number = (earlier.round if earlier else 0) + 1
+    if policy.takes == "runs":
+        return _runs(messages, policy, earlier, room, fresh)
+    if policy.earlier == "leave":
+        return _added(number, stop, earlier, (fresh,), summarised=policy.summary is not None)
+    if policy.earlier == "freeze":
+        return _chained(messages, policy, earlier, room, taken)
+    carried = latest if moves and latest is not None and latest < stop else None
+    spans = tuple(_together(taken))
+    fills = (Fill("text"), *(Fill("nothing") for _ in spans[1:]))
+    return Plan(number, stop, spans, fills, (fresh,), carried)
 
 
 def gained(messages: Sequence[Message], earlier: Checkpoint | None) -> Gained:
@@ -84,4 +117,149 @@ def gained(messages: Sequence[Message], earlier: Checkpoint | None) -> Gained:
         messages=len(new),
         turns=sum(1 for message in new if message.role == "user" and not message.answers),
         iterations=sum(1 for message in new if message.role == "assistant"),
+    )
+
+
+def task_index(messages: Sequence[Message]) -> int | None:
+    """Index of the task, the first user message; None if there is none."""
+    return next((k for k, each in enumerate(messages) if each.role == "user" and not each.answers), None)
+
+
+def _together(indices: Iterable[int]) -> Iterator[Span]:
+    """The spans that sorted indices form."""
+    start = last = None
+    for index in indices:
+        if last is not None and start is not None and index != last + 1:
+            yield Span(start, last + 1)
+            start = index
+        start = index if start is None else start
+        last = index
+    if start is not None and last is not None:
+        yield Span(start, last + 1)
+
+
+def _before(earlier: Checkpoint | None) -> list[tuple[Span, Fill]]:
+    """What the earlier round put where, to be left as it is."""
+    return [(span, Fill("before", k)) for k, span in enumerate(earlier.spans if earlier else ())]
+
+
+def _added(
+    number: int, stop: int, earlier: Checkpoint | None, groups: Sequence[Sequence[int]], *, summarised: bool
+) -> Plan:
+    """Round `number`: these groups replaced beside what the earlier round did; edits inside them go."""
+    new: list[tuple[Span, Fill]] = []
+    for group_number, group in enumerate(groups):
+        first, *others = _together(group)
+        new.append((first, Fill("text", group_number) if summarised else Fill("nothing")))
+        new += [(span, Fill("nothing")) for span in others]
+    inside = {index for group in groups for index in group}
+    pieces = sorted([*(each for each in _before(earlier) if each[0].start not in inside), *new])
+    return Plan(
+        round=number,
+        length=max(stop, pieces[-1][0].stop),
+        spans=tuple(span for span, _ in pieces),
+        fills=tuple(fill for _, fill in pieces),
+        groups=tuple(tuple(group) for group in groups) if summarised else (),
+    )
+
+
+def _runs(
+    messages: Sequence[Message], policy: Policy, earlier: Checkpoint | None, room: Room, fresh: Sequence[int]
+) -> Plan | None:
+    """Runs of assistant and tool messages, the earliest first, until the request is under T."""
+    groups: list[list[int]] = []
+    size = room.size
+    for run in _spoken(messages, fresh):
+        tokens = sum(messages[index].tokens for index in run)
+        if tokens < LEAST_RUN_TOKENS:
+            continue
+        groups.append(run)
+        size -= int(tokens * (1 - RUN_SHARE))
+        if size < room.trigger or policy.one_run:
+            break
+    if not groups:
+        return None
+    number = (earlier.round if earlier else 0) + 1
+    return _added(number, groups[-1][-1] + 1, earlier, groups, summarised=True)
+
+
+def _spoken(messages: Sequence[Message], indices: Sequence[int]) -> Iterator[list[int]]:
+    """Runs of neighbouring assistant and tool messages among these."""
+    run: list[int] = []
+    for index in indices:
+        ours = messages[index].role == "assistant" or bool(messages[index].answers)
+        if run and (not ours or index != run[-1] + 1):
+            yield run
+            run = []
+        if ours:
+            run.append(index)
+    if run:
+        yield run
+
+
+def _chained(
+    messages: Sequence[Message], policy: Policy, earlier: Checkpoint | None, room: Room, taken: Sequence[int]
+) -> Plan:
+    """A further record of a growing chain; or all of it anew, once it has grown too long."""
+    rounds = earlier.rounds if earlier else ()
+    anew = _too_long(policy, earlier, room)
+    kept = 0 if anew else len(rounds)
+    gone = earlier.gone if earlier and not anew else frozenset()
+    spans = tuple(_together(taken))
+    task = task_index(messages)
+    holder = next((k for k, span in enumerate(spans) if task is None or span.start > task), 0)
+    fills = tuple(Fill("records") if k == holder else Fill("nothing") for k in range(len(spans)))
+    fresh = tuple(index for index in taken if index not in gone)
+    number = (earlier.round if earlier else 0) + 1
+    later = [each for each in _before(earlier) if each[0].start > taken[-1]]  # results capped at first sight
+    return Plan(
+        round=number,
+        length=later[-1][0].stop if later else taken[-1] + 1,
+        spans=(*spans, *(span for span, _ in later)),
+        fills=(*fills, *(fill for _, fill in later)),
+        groups=(fresh,),
+        frozen=kept,
+    )
+
+
+def _too_long(policy: Policy, earlier: Checkpoint | None, room: Room) -> bool:
+    if earlier is None or policy.layout is None or not earlier.rounds:
+        return False
+    records = chain_records(earlier)
+    most = policy.layout.chain_share * (room.target or room.trigger)
+    return len(records) >= policy.layout.rounds or sum(each.tokens for each in records) > most
+
+
+def unchanged(earlier: Checkpoint | None) -> Plan:
+    """What the earlier round did and nothing more, for `with_edits`."""
+    if earlier is None:
+        return Plan(0, 0, (), ())
+    return Plan(
+        round=earlier.round,
+        length=earlier.length,
+        spans=earlier.spans,
+        fills=tuple(fill for _, fill in _before(earlier)),
+        carried=earlier.carried,
+        frozen=len(earlier.rounds),
+    )
+
+
+def with_edits(made: Plan, edits: Mapping[int, Literal["mask", "cap"]]) -> Plan:
+    """The plan with these messages shortened where they stand."""
+    new = [(Span(index, index + 1), Fill(kind, index)) for index, kind in edits.items()]
+    pieces = sorted(
+        [
+            *(
+                (span, fill)
+                for span, fill in zip(made.spans, made.fills, strict=True)
+                if span.start not in edits
+            ),
+            *new,
+        ]
+    )
+    return replace(
+        made,
+        length=max(made.length, pieces[-1][0].stop if pieces else 0),
+        spans=tuple(span for span, _ in pieces),
+        fills=tuple(fill for _, fill in pieces),
     )

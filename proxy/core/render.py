@@ -1,36 +1,43 @@
 """From spans and stand-ins to the list that is forwarded, and the text of a stand-in."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from proxy.core.message import Message, Span
-from proxy.core.policy import Policy
+from proxy.core.policy import Frame
 
 # What is left of a text of which nothing may be left.
 MARK = "[…]"
 
 
 def render(
-    messages: Sequence[Message], spans: Sequence[Span], stand_ins: Sequence[Message | None]
+    messages: Sequence[Message],
+    spans: Sequence[Span],
+    stand_ins: Sequence[Sequence[Message]],
+    edited: Collection[int] = (),
 ) -> tuple[Message, ...]:
-    """The effective list: each span replaced by its stand-in.
+    """The effective list: each span replaced by its stand-ins.
 
-    `messages` is the client's whole list; spans count its non-privileged messages. Privileged messages are
-    always the current request's: those before the end of the last span move up behind the leading ones, so
-    that all of them keep their order.
+    Args:
+        messages: The client's whole list. Privileged messages are always the current request's: those before
+            the end of the last span that is gone move up behind the leading ones: all keep their order.
+        spans: What is replaced; they count the non-privileged messages.
+        stand_ins: What each span is replaced by.
+        edited: Starts of the spans that hold one message that stays where it is, shortened.
     """
     head: list[Message] = []
     rest: list[Message] = []
-    index = 0
-    end = spans[-1].stop if spans else 0
+    starts = {span.start: k for k, span in enumerate(spans)}
+    end = max((span.stop for span in spans if span.start not in edited), default=0)
+    index = covered_to = 0
     for message in messages:
         if message.privileged:
             (head if index < end or not rest else rest).append(message)
             continue
-        at = next((k for k, span in enumerate(spans) if span.start <= index < span.stop), None)
-        if at is None:
+        if (k := starts.get(index)) is not None:
+            rest.extend(stand_ins[k])
+            covered_to = spans[k].stop
+        if index >= covered_to:
             rest.append(message)
-        elif index == spans[at].start and (stand_in := stand_ins[at]) is not None:
-            rest.append(stand_in)
         index += 1
     return (*head, *rest)
 
@@ -48,16 +55,25 @@ def excerpt(text: str, share: float, handle: str) -> str:
     return cut if missing > 0 and len(cut) < len(text) else text
 
 
-def stand_in_text(policy: Policy, number: int, task: str, summary: str) -> str:
-    """The stand-in of a round: heading and task are ours and verbatim, the rest is the summary model's.
+def _broken_up(text: str, mark: str) -> str:
+    """The text without the mark that would end it early."""
+    return text.replace(mark, f"{mark[0]} {mark[1:]}") if mark else text
 
-    An empty `task` is left out: it still stands in the conversation itself.
+
+def stand_in_text(frame: Frame, number: int, summary: str, *, task: str = "", request: str = "") -> str:
+    """The stand-in of a round: everything but `summary` is ours and verbatim.
+
+    Args:
+        frame: What stands around the summary.
+        number: The round's number.
+        summary: What the summary model wrote.
+        task: The first user message; left out where it still stands in the conversation itself.
+        request: The latest user message, if it moves into the stand-in.
     """
-    parts = [policy.heading.format(round=number)]
-    if task:
-        parts.append(f"### Original Task\n{task}")
-    parts.append(summary)
-    if number > 1:
+    parts = [f"{frame.task}\n{task}"] if frame.task is not None and task else []
+    parts.append(_broken_up(summary, frame.closing.strip()))
+    if frame.integrates and number > 1:
         rounds = "round" if number == 2 else "rounds"
         parts.append(f"This summary incorporates context from {number - 1} previous compaction {rounds}.")
-    return "\n\n".join(parts)
+    text = frame.opening.format(round=number) + "\n\n".join(parts) + frame.closing
+    return f"{text}\n\n{frame.request}{request}" if frame.request and request else text

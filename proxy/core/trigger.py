@@ -57,6 +57,28 @@ def automatic(rows: Sequence[Row]) -> bool:
     return any(row.active for row in rows)
 
 
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Where things happen, in tokens of the effective list.
+
+    Attributes:
+        soft: Work ahead of need begins; None: never.
+        trigger: T; where no row names tokens, all that is usable.
+        hard: A request above it cannot wait for a better moment.
+    """
+
+    soft: int | None
+    trigger: int
+    hard: int
+
+
+def marks(rows: Sequence[Row], budget: Budget, soft_share: float, hard_percent: float) -> Marks:
+    """The marks of a strategy's rows (DESIGN.md §5.6)."""
+    trigger = min(mark(rows, budget) or budget.usable, budget.usable)
+    soft = int(soft_share * trigger) if soft_share and mark(rows, budget) else None
+    return Marks(soft, trigger, min(max(int(budget.usable * hard_percent / 100), trigger), budget.usable))
+
+
 def mark(rows: Sequence[Row], budget: Budget) -> int | None:
     """T: the fewest tokens at which a row can fire; 0 if one asks for counts only, None if none is active."""
     return min((row.token_mark(budget) for row in rows if row.active), default=None)

@@ -1,0 +1,114 @@
+"""Masking tool results: which ones can go first, and the line that is left of each.
+
+What a tool said matters most while it is new. Later a line is enough: which call, how it ended, how much
+there was, and the handle by which all of it can be found again.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from proxy.core.message import Call, Message
+
+# A masked result takes about this much, in tokens; shorter ones are left as they are.
+MASK_TOKENS = 48
+ARGUMENT_CHARACTERS = 80
+ERROR_CHARACTERS = 120
+# Characters at both ends of a result in which an error is looked for.
+_SEEN_CHARACTERS = 20_000
+
+_ERROR = re.compile(
+    r"^.{0,200}\b(?:[A-Z]\w{0,60}(?:Error|Exception)|error|fatal|FAILED|Traceback|panic|denied)\b.{0,200}$",
+    re.MULTILINE,
+)
+_STRING = re.compile(
+    r'"((?:path|file_?path|file|command|cmd|query|url|pattern|name|id)\w*)"\s*:\s*"((?:[^"\\]|\\.){1,300})'
+)
+_BLANK = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200b\u2028-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]+")
+
+# Ranks, from what goes first.
+WORTHLESS, OLD, TELLING = range(3)
+
+
+def one_line(text: str, characters: int) -> str:
+    """The text on one line, cut, without what cannot be seen and without the marks of chat templates."""
+    plain = _BLANK.sub(" ", text[: 4 * characters]).replace("<|", "< |").strip()
+    return plain if len(plain) <= characters else plain[: characters - 1] + "…"
+
+
+def first_error(text: str) -> str:
+    """The first line of a result that tells of an error, cut; empty if none does."""
+    seen = (
+        text
+        if len(text) <= 2 * _SEEN_CHARACTERS
+        else text[:_SEEN_CHARACTERS] + "\n" + text[-_SEEN_CHARACTERS:]
+    )
+    found = _ERROR.search(seen)
+    return one_line(found[0], ERROR_CHARACTERS) if found else ""
+
+
+def subject(call: Call) -> str:
+    """What a call is about: the argument that names a file, a command or a query, on one line."""
+    found = _STRING.search(call.arguments[:_SEEN_CHARACTERS])
+    return one_line(found[2] if found else call.arguments, ARGUMENT_CHARACTERS)
+
+
+def answered_calls(messages: Sequence[Message]) -> dict[int, Call]:
+    """The call that each result answers, by the result's index. Ids may be reused: the nearest before it."""
+    made: dict[str, Call] = {}
+    found: dict[int, Call] = {}
+    for index, message in enumerate(messages):
+        made.update((call.id, call) for call in message.calls)
+        for answer in message.answers:
+            if answer in made:
+                found[index] = made[answer]
+    return found
+
+
+def masked_text(message: Message, call: Call | None, handle: str) -> str:
+    """The line that is left of a tool result.
+
+    Args:
+        message: The result.
+        call: What it answers, if known.
+        handle: Its message id.
+    """
+    asked = f"{call.name} {subject(call)}".strip() if call else "result"
+    lines = message.text.count("\n") + 1 if message.text else 0
+    size = f"{lines:,} lines, {len(message.text):,} characters"
+    error = first_error(message.text)
+    told = f"; {error}" if error else ""
+    return f"[{one_line(asked, 2 * ARGUMENT_CHARACTERS)}: {size}{told}; left out, {handle}]"
+
+
+def ranks(messages: Sequence[Message]) -> dict[int, int]:
+    """How soon each tool result can go, by index.
+
+    First what is empty, was said again later, or was read again later; last what tells of an error.
+    """
+    calls = answered_calls(messages)
+    later_texts: set[str] = set()
+    later_reads: set[tuple[str, str]] = set()
+    found: dict[int, int] = {}
+    for index in range(len(messages) - 1, -1, -1):
+        message = messages[index]
+        if not message.answers:
+            continue
+        call = calls.get(index)
+        read = (call.name, call.arguments) if call else ("", "")
+        again = message.text in later_texts or (call is not None and read in later_reads)
+        found[index] = _rank(message, again=again)
+        later_texts.add(message.text)
+        later_reads.add(read)
+    return found
+
+
+def _rank(message: Message, *, again: bool) -> int:
+    if again or not message.text.strip():
+        return WORTHLESS
+    return TELLING if first_error(message.text) else OLD
+
+
+def first_to_go(messages: Sequence[Message], among: Sequence[int]) -> Iterator[int]:
+    """The tool results among the given indices, in the order in which to mask them."""
+    rank = ranks(messages)
+    yield from sorted((index for index in among if index in rank), key=lambda index: (rank[index], index))

@@ -1,0 +1,107 @@
+"""Where the tail begins that a round leaves as it is, and how much room there is.
+
+All indices count the client's non-privileged messages; all sizes are counted tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxy.core.checkpoint import Checkpoint
+from proxy.core.message import Message, latest_user, units
+from proxy.core.policy import Keep, Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How large things are and should become.
+
+    Attributes:
+        trigger: T.
+        target: What to shrink to; None where the strategy has no target.
+        size: Of the request with its effective list.
+        fixed: Of what no round removes: privileged messages, definitions, task, latest user message.
+        records: What will stand in for what is removed.
+    """
+
+    trigger: int
+    target: int | None
+    size: int
+    fixed: int = 0
+    records: int = 0
+
+
+def boundary(
+    messages: Sequence[Message],
+    effective: Sequence[Message],
+    policy: Policy,
+    earlier: Checkpoint | None,
+    room: Room,
+) -> int:
+    """Where the tail begins that the policy keeps: a unit edge, in front of the last unit at least."""
+    forwarded = sizes(messages, earlier)
+    keep = policy.keep
+    stop = min(
+        len(messages) - _kept_messages(effective, keep.messages, earlier),
+        _iteration(messages, keep.iterations),
+        len(messages) - _kept_tokens(forwarded, keep, _tail_tokens(policy, room)),
+    )
+    last = max((unit.start for unit in units(messages)), default=0)
+    moves = policy.frame.request is not None and latest_user(messages) == len(messages) - 1
+    return _edge(messages, stop if moves else min(stop, last))
+
+
+def chain_records(checkpoint: Checkpoint) -> tuple[Message, ...]:
+    """The frozen records of a checkpoint's chain, oldest first."""
+    count = len(checkpoint.rounds)
+    holders = (put for span, put in checkpoint.pieces if span.start not in checkpoint.edited and put)
+    return next(holders, ())[:count]
+
+
+def _tail_tokens(policy: Policy, room: Room) -> int | None:
+    """Tokens of the tail: its own limit, and what the target leaves beside the rest."""
+    if policy.keep.tail is None:
+        return None
+    own = policy.keep.tail.of(room.trigger)
+    if room.target is None:
+        return own
+    return (
+        min(own, max(0, room.target - room.records)) if policy.layout else max(0, room.target - room.records)
+    )
+
+
+def sizes(messages: Sequence[Message], earlier: Checkpoint | None) -> list[int]:
+    """Tokens of each message as it is forwarded; 0 for one that is gone."""
+    edits, gone = (earlier.edits, earlier.gone) if earlier else ({}, frozenset())
+    return [0 if k in gone else edits.get(k, each).tokens for k, each in enumerate(messages)]
+
+
+def _edge(messages: Sequence[Message], at: int) -> int:
+    """The unit edge at or before `at`."""
+    if at >= len(messages):
+        return len(messages)
+    return max((unit.start for unit in units(messages) if unit.start <= at), default=0)
+
+
+def _kept_messages(effective: Sequence[Message], keep: int, earlier: Checkpoint | None) -> int:
+    """How many of the client's messages are among the last `keep` of the effective list."""
+    ours = {id(each) for _, put in (earlier.pieces if earlier else ()) for each in put if not each.answers}
+    tail = effective[max(0, len(effective) - keep) :] if keep else ()
+    return sum(1 for message in tail if not message.privileged and id(message) not in ours)
+
+
+def _iteration(messages: Sequence[Message], keep: int) -> int:
+    """Index of the assistant message that begins the last `keep` iterations."""
+    said = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    return said[-keep] if keep and len(said) >= keep else (0 if keep else len(messages))
+
+
+def _kept_tokens(sizes: Sequence[int], keep: Keep, tokens: int | None) -> int:
+    """Number of newest messages within so many tokens; 0 where all of them are, and the rest decides."""
+    if tokens is None:
+        return 0
+    total = 0
+    for kept, size in enumerate(reversed(sizes)):
+        total += size
+        if total > tokens or (keep.reaching and total >= tokens):
+            return kept + 1 if keep.reaching else kept
+    return 0
