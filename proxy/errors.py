@@ -55,11 +55,15 @@ class SummaryFailed(CompactionError):  # noqa: N818
     """The summary model failed, or what it wrote cannot be used.
 
     Where the call itself was too long (`overflow`), `limit` is what the model takes in tokens, if known.
+    Where the provider said so, `retry_after_s` is when to ask again.
     """
 
-    def __init__(self, reason: str, message: str = "", *, limit: int | None = None) -> None:
+    def __init__(
+        self, reason: str, message: str = "", *, limit: int | None = None, retry_after_s: float = 0.0
+    ) -> None:
         super().__init__(reason, message)
         self.limit = limit
+        self.retry_after_s = retry_after_s
 
 
 class StoreUnavailable(CompactionError):  # noqa: N818

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from proxy.core.message import Message
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -124,6 +126,19 @@ class TokenCounter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Conversation:
+    """The very conversation that a summary is wanted of, for a call that continues it.
+
+    Attributes:
+        raw: The client's request body; all that shapes the provider's cached prefix is taken from it.
+        messages: The messages as they would be forwarded, valid as a list.
+    """
+
+    raw: bytes = field(repr=False)
+    messages: tuple[Message, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class SummaryCall:
     """One request to a summary model.
 
@@ -132,9 +147,12 @@ class SummaryCall:
         headers: Credentials and whatever else the call needs.
         model: The model's name.
         system: Instructions; byte-identical in every call of a strategy, so that the provider's cache hits.
-        prompt: The data to summarise, fenced.
-        max_tokens: Upper bound for the answer.
+            Without meaning where there is a `conversation`.
+        prompt: The data to summarise, fenced; behind a `conversation`, what is wanted of it.
+        max_tokens: Upper bound for the answer; what a model thinks before it comes on top.
         temperature: 0..2, or None to leave it out.
+        cache_key: The provider's key for its prompt cache; empty to leave it out.
+        conversation: What the call continues; None where `system` and `prompt` are all of it.
     """
 
     url: str
@@ -144,6 +162,8 @@ class SummaryCall:
     prompt: str = field(repr=False)
     max_tokens: int
     temperature: float | None
+    cache_key: str = ""
+    conversation: Conversation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +191,11 @@ class SummaryModel(Protocol):
     """A model that writes summaries."""
 
     async def ask(self, call: SummaryCall) -> SummaryAnswer:
-        """One answer, without retries beyond one for a refused parameter.
+        """One answer, without retries beyond those for refused parameters. The deadline is the caller's.
 
         Raises:
             SummaryFailed: The model could not be asked, or what came back is no chat completion. Its
-                `reason` is one of `http-NNN`, `overflow`, `unknown-model`, `unreachable`, `garbage`.
+                `reason` is one of `http-NNN`, `overflow`, `unknown-model`, `unreachable`, `garbage`; with
+                `http-429` and `http-503` it may say when to ask again.
         """
         ...
