@@ -6,7 +6,7 @@ name of a model, or text as it came. Every store and every version keeps these n
 
 | scope | kinds |
 | --- | --- |
-| tenant and root | `checkpoint` (its lease: `…:lease`), `checkpoints`, `archive`, `archives`, `rounds` |
+| tenant and root | `checkpoint` (its lease: `…:lease`), `checkpoints`, `staged`, `archive`, `archives`, `rounds`, `anchors` |
 | tenant and conversation | `conversation`, `events`, `roots`, `wishes` |
 | conversation | `tenant` |
 | tenant, upstream origin and model | `model` |
@@ -61,6 +61,11 @@ def checkpoints_key(tenant: str, root: bytes, strategy: str) -> str:
     return f"{_scope(tenant, root)}:checkpoints:{strategy}"
 
 
+def staged_key(tenant: str, root: bytes, strategy: str) -> str:
+    """List: the places of checkpoints made ahead of need, which no request has been given yet."""
+    return f"{_scope(tenant, root)}:staged:{strategy}"
+
+
 def lease_key(key: str) -> str:
     """The lease on making the record under `key`."""
     return f"{key}:lease"
@@ -79,6 +84,11 @@ def archives_key(tenant: str, root: bytes) -> str:
 def rounds_key(tenant: str, root: bytes) -> str:
     """List: the events of finished rounds, committed at once with their checkpoints."""
     return f"{_scope(tenant, root)}:rounds"
+
+
+def anchors_key(tenant: str, root: bytes) -> str:
+    """Record: what providers last counted of the conversations with this root."""
+    return f"{_scope(tenant, root)}:anchors"
 
 
 def conversation_key(tenant: str, conversation: str) -> str:

@@ -1,0 +1,137 @@
+"""The anchors of conversations: what providers last counted of them, found again by any replica.
+
+They live in the process. A conversation that is new to it is looked up once; after that the store is asked
+and told behind the requests, so that none waits for it. Branches share a root, so several are kept for each.
+"""
+
+import asyncio
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+import structlog
+
+from proxy.core.anchor import Anchor, deepest, from_fields, to_fields
+from proxy.core.keys import anchors_key
+from proxy.guard import contained
+from proxy.logs import NOT_OBSERVED
+from proxy.storage.records import Records
+
+MAX_ROOTS = 4_000
+ANCHORS_PER_ROOT = 6
+# A provider may count otherwise tomorrow; anchors are kept this long, in seconds.
+KEPT_S = 86_400.0
+# What other replicas have counted is asked for this often, in seconds, and of so many roots at once.
+LOOK_EVERY_S = 10.0
+LOOKS_AT_ONCE = 4
+# What was counted here is written this often, in seconds.
+FLUSH_S = 5.0
+
+_log = structlog.get_logger()
+
+
+def _together(older: Iterable[Anchor], newer: Iterable[Anchor]) -> tuple[Anchor, ...]:
+    """The newest of both, oldest first, one for each prefix and place."""
+    kept: dict[tuple[bytes, bytes], Anchor] = {}
+    for anchor in (*older, *newer):
+        kept.pop((anchor.prefix, anchor.place), None)
+        kept[anchor.prefix, anchor.place] = anchor
+    return tuple(kept.values())[-ANCHORS_PER_ROOT:]
+
+
+class Anchors:
+    """Keeps anchors, on one event loop.
+
+    Args:
+        records: Where they are kept.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, records: Records, clock: Callable[[], float] = time.monotonic) -> None:
+        self._records = records
+        self._clock = clock
+        self._known: OrderedDict[str, tuple[Anchor, ...]] = OrderedDict()
+        self._looked: dict[str, float] = {}
+        self._looking: set[asyncio.Task[None]] = set()
+        self._unwritten: set[str] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
+
+    async def find(self, tenant: str, root: bytes, prefixes: Sequence[bytes], place: bytes) -> Anchor | None:
+        """The deepest anchor that stands for a request (`core.anchor.stands`), or None.
+
+        The store is waited for only where this process does not know the root.
+        """
+        key = anchors_key(tenant, root)
+        if key in self._looked:
+            self._look_behind(key)
+        else:
+            await self._look(key)
+        return deepest(self._known.get(key, ()), prefixes, place)
+
+    def note(self, tenant: str, root: bytes, anchor: Anchor) -> None:
+        """Keep what was counted of a request that was answered; written to the store later."""
+        key = anchors_key(tenant, root)
+        self._remember(key, _together(self._known.get(key, ()), [anchor]))
+        self._unwritten.add(key)
+
+    def start(self) -> None:
+        """Begin to write in the background."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Write what waits, and end."""
+        if self._task is not None:
+            async with self._writing:  # what is being written is written to its end
+                self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._looking:
+            task.cancel()
+        await asyncio.gather(*self._looking, return_exceptions=True)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Write what waits, and take over what other replicas have written of the same conversations."""
+        async with self._writing:
+            for key in list(self._unwritten):
+                if not self._records.healthy:
+                    return  # the rest waits until the store is back
+                await self._look(key)
+                self._unwritten.discard(key)
+                fields = {"anchors": [to_fields(anchor) for anchor in self._known.get(key, ())]}
+                await self._records.keep(key, fields, ttl_s=KEPT_S)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            with contained(_not_written):
+                await self.flush()
+
+    def _look_behind(self, key: str) -> None:
+        """Look if it is time, behind whoever asks."""
+        due = self._clock() - self._looked.get(key, -math.inf) >= LOOK_EVERY_S
+        if due and len(self._looking) < LOOKS_AT_ONCE:
+            self._looked[key] = self._clock()
+            task = asyncio.create_task(self._look(key))
+            self._looking.add(task)
+            task.add_done_callback(self._looking.discard)
+
+    async def _look(self, key: str) -> None:
+        """Take over what the store knows."""
+        [fields] = await self._records.find([key], fresh=True)
+        ours = self._known.get(key, ())  # as it is now: something may have been counted meanwhile
+        self._remember(key, _together(from_fields(fields), ours))
+        self._looked[key] = self._clock()
+
+    def _remember(self, key: str, anchors: tuple[Anchor, ...]) -> None:
+        self._known[key] = anchors
+        self._known.move_to_end(key)
+        if len(self._known) > MAX_ROOTS:
+            oldest, _ = self._known.popitem(last=False)
+            self._looked.pop(oldest, None)
+            self._unwritten.discard(oldest)
+
+
+def _not_written(error: BaseException) -> None:
+    _log.warning(NOT_OBSERVED, error=type(error).__name__)

@@ -1,0 +1,184 @@
+"""What a provider counted is found again: in the process, after a restart, and by other replicas."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from proxy import anchors as module
+from proxy.adapters.memory_store import MemoryStore
+from proxy.anchors import ANCHORS_PER_ROOT, KEPT_S, LOOK_EVERY_S, Anchors
+from proxy.core.anchor import Anchor
+from proxy.core.keys import anchors_key
+from proxy.errors import StoreUnavailable
+from proxy.ports import Entry, Record, Store
+from proxy.storage.records import Records
+
+TENANT, ROOT, PLACE = "t", b"\x07" * 32, b"\x08" * 16
+PREFIXES = [bytes([number]) * 32 for number in range(1, 12)]
+
+
+def ignored(_: StoreUnavailable) -> None:
+    """What a broken store says is not the subject."""
+
+
+def anchor(length: int, actual: int = 1_200) -> Anchor:
+    return Anchor(PREFIXES[length - 1], length, PLACE, 1_000, actual)
+
+
+class Counted(MemoryStore):
+    """A store that counts, and waits with its answers where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+        self.written: list[str] = []
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        self.reads += 1
+        await self.open.wait()
+        return await super().read(keys)
+
+    async def write(self, items: Sequence[Record | Entry]) -> None:
+        self.written += [item.key for item in items]
+        await super().write(items)
+
+
+class Replica:
+    """One of several processes on a store, on a clock that the test sets."""
+
+    def __init__(self, store: Store) -> None:
+        self.time = 1_000.0
+        self.anchors = Anchors(Records(store, ignored), clock=lambda: self.time)
+
+    async def found(self, length: int = 11, root: bytes = ROOT) -> Anchor | None:
+        return await self.anchors.find(TENANT, root, PREFIXES[:length], PLACE)
+
+    def note(self, *anchors: Anchor) -> None:
+        for each in anchors:
+            self.anchors.note(TENANT, ROOT, each)
+
+    async def settled(self) -> None:
+        while self.anchors._looking:  # noqa: ASYNC110 - nobody is told
+            await asyncio.sleep(0)
+
+
+async def test_the_deepest_anchor_of_a_conversation_is_found() -> None:
+    replica = Replica(MemoryStore())
+    replica.note(anchor(4), anchor(6), anchor(5))
+    assert await replica.found() == anchor(6)
+    assert await replica.found(5) == anchor(5)
+    assert await replica.found(3) is None
+
+
+async def test_another_tenant_and_another_root_find_nothing() -> None:
+    replica = Replica(MemoryStore())
+    replica.note(anchor(4))
+    assert await replica.anchors.find("other", ROOT, PREFIXES, PLACE) is None
+    assert await replica.found(root=b"\x09" * 32) is None
+
+
+async def test_a_newer_count_of_the_same_request_holds() -> None:
+    replica = Replica(MemoryStore())
+    replica.note(anchor(4), anchor(4, 1_300))
+    assert await replica.found() == anchor(4, 1_300)
+
+
+async def test_the_oldest_anchors_of_a_root_are_let_go() -> None:
+    replica = Replica(MemoryStore())
+    replica.note(*map(anchor, range(1, ANCHORS_PER_ROOT + 2)))
+    assert await replica.found(1) is None
+    assert await replica.found(2) == anchor(2)
+
+
+async def test_no_more_roots_are_held_than_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ROOTS", 3)
+    anchors = Replica(MemoryStore()).anchors
+    for number in range(10):
+        root = bytes([number]) * 32
+        await anchors.find(TENANT, root, PREFIXES, PLACE)
+        anchors.note(TENANT, root, anchor(4))
+    assert (len(anchors._known), len(anchors._looked), len(anchors._unwritten)) == (3, 3, 3)
+
+
+async def test_an_anchor_outlives_the_process_for_a_day() -> None:
+    store = MemoryStore()
+    before = Replica(store)
+    before.note(anchor(4))
+    await before.anchors.close()
+    assert await Replica(store).found() == anchor(4)
+    [_] = await store.read([anchors_key(TENANT, ROOT)])
+    assert KEPT_S == 86_400
+
+
+async def test_what_two_replicas_have_counted_is_kept_of_both() -> None:
+    store = MemoryStore()
+    one, other = Replica(store), Replica(store)
+    one.note(anchor(4))
+    other.note(anchor(6))
+    await one.anchors.flush()
+    await other.anchors.flush()
+    started = Replica(store)
+    assert [await started.found(length) for length in (4, 6)] == [anchor(4), anchor(6)]
+
+
+async def test_what_another_replica_counts_is_found_while_this_one_runs() -> None:
+    store = MemoryStore()
+    one, other = Replica(store), Replica(store)
+    assert await other.found() is None
+    one.note(anchor(4))
+    await one.anchors.flush()
+    other.time += LOOK_EVERY_S - 1
+    assert await other.found() is None
+    await other.settled()
+    assert await other.found() is None
+    other.time += 1
+    await other.found()
+    await other.settled()
+    assert await other.found() == anchor(4)
+
+
+async def test_the_store_is_waited_for_once_a_root() -> None:
+    store = Counted()
+    replica = Replica(store)
+    await replica.found()
+    replica.note(anchor(4))
+    store.open.clear()
+    replica.time += LOOK_EVERY_S
+    async with asyncio.timeout(0.1):
+        assert [await replica.found() for _ in range(5)] == [anchor(4)] * 5
+    await asyncio.sleep(0.01)
+    assert store.reads == 2
+    store.open.set()
+    await replica.settled()
+
+
+async def test_many_counts_of_a_conversation_are_written_once() -> None:
+    store = Counted()
+    replica = Replica(store)
+    replica.note(*map(anchor, range(1, 9)))
+    await replica.anchors.flush()
+    await replica.anchors.flush()
+    assert store.written == [anchors_key(TENANT, ROOT)]
+
+
+async def test_what_is_noted_is_written_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FLUSH_S", 0.01)
+    store = Counted()
+    replica = Replica(store)
+    replica.anchors.start()
+    replica.note(anchor(4))
+    async with asyncio.timeout(5):
+        while not store.written:  # noqa: ASYNC110 - nobody is told
+            await asyncio.sleep(0.01)
+    await replica.anchors.close()
+    assert await Replica(store).found() == anchor(4)
+
+
+async def test_what_stands_in_the_store_and_is_no_record_of_ours_does_no_harm() -> None:
+    records = Records(MemoryStore(), ignored)
+    await records.keep(anchors_key(TENANT, ROOT), {"anchors": [[1, 2]]}, ttl_s=60)
+    anchors = Anchors(records)
+    assert await anchors.find(TENANT, ROOT, PREFIXES, PLACE) is None
