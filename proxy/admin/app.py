@@ -1,4 +1,4 @@
-"""Our own paths: health, and an answer in OpenAI's shape for everything else below them."""
+"""Our own paths: health, the admin API, and an answer in OpenAI's shape for everything else below them."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -8,6 +8,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from proxy.admin.conversations import Api, install
 from proxy.errors import RequestRefused, openai_error
 
 ALIVE_PATHS = ("/livez", "/health/liveliness", "/health/liveness")
@@ -60,14 +61,17 @@ def _health(readiness: Callable[[], Readiness]) -> APIRouter:
     return routes
 
 
-def create_admin(readiness: Callable[[], Readiness], base_path: str = "") -> FastAPI:
+def create_admin(readiness: Callable[[], Readiness], base_path: str = "", api: Api | None = None) -> FastAPI:
     """The application behind our own paths, all of them under `base_path`.
 
     Args:
         readiness: Asked at each health check; must not wait.
         base_path: Empty, or a path that starts with `/` and does not end with it.
+        api: What the admin API needs; None: there is none.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    app.include_router(_health(readiness), prefix=base_path)
+    app.include_router(_health(readiness), prefix=base_path, include_in_schema=False)
     app.add_exception_handler(HTTPException, _refused)
+    if api is not None:
+        install(app, api, base_path)
     return app

@@ -1,0 +1,120 @@
+"""Who may use the admin API.
+
+With an admin key, whoever shows it. Without one, whoever sits at this machine, if the server listens on
+loopback only. A web page open on this machine does too; so the request must be addressed to a name of this
+machine, or a page could point a name of its own at it (DNS rebinding), and a request that a page has made
+must come from a page of ours.
+"""
+
+import hmac
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from proxy.config.checks import is_loopback
+from proxy.errors import RequestRefused, openai_error
+
+_PORTS = {"http": 80, "https": 443}
+# Signs that the request has come through another proxy, so that its peer says nothing of who asks.
+_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Whom to let in.
+
+    Attributes:
+        host: The address that the server listens on, `server.host`.
+        key: The admin key; empty: none.
+    """
+
+    host: str
+    key: str = field(repr=False)
+
+
+def _forbidden(why: str, code: str) -> RequestRefused:
+    return RequestRefused(403, why, code)
+
+
+def _authority(value: str, default_port: int | None = None) -> tuple[str, int | None] | None:
+    """Host in lower case and port of `host[:port]`; None if it is none."""
+    try:
+        parts = urlsplit("//" + value)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return None
+    if not host or parts.netloc != value or "@" in value:
+        return None
+    return host.rstrip("."), default_port if port is None else port
+
+
+def _is_ours(origin: str, host: str) -> bool:
+    """Whether a page of this origin was served by the host that the request is addressed to."""
+    scheme, separator, rest = origin.lower().partition("://")
+    if not separator or scheme not in _PORTS:
+        return False
+    ours = _authority(host.lower(), _PORTS[scheme])
+    return ours is not None and ours == _authority(rest, _PORTS[scheme])
+
+
+def _shows(key: str, headers: Headers) -> bool:
+    scheme, _, shown = headers.get("authorization", "").partition(" ")
+    same = hmac.compare_digest(shown.strip().encode("latin-1"), key.encode())
+    return scheme.lower() == "bearer" and same
+
+
+def _is_here(access: Access, scope: Scope, headers: Headers, host: str) -> RequestRefused | None:
+    """Why a request without a key is refused; None if it is made at this machine, to this machine."""
+    if not is_loopback(access.host):
+        return _forbidden("Set server.admin_key to use this from other machines.", "admin_key_required")
+    peer = (scope.get("client") or ("",))[0]
+    if not is_loopback(peer) or any(name in headers for name in _FORWARDED):
+        return _forbidden("Without server.admin_key this machine only is answered.", "admin_key_required")
+    named = _authority(host.lower())
+    if named is None or not (is_loopback(named[0]) or named[0] == access.host.lower()):
+        return _forbidden("The Host header names another machine.", "host_not_allowed")
+    return None
+
+
+def refusal(access: Access, scope: Scope) -> RequestRefused | None:
+    """Why a request is refused; None if it is not."""
+    headers = Headers(scope=scope)
+    hosts, origins = headers.getlist("host"), headers.getlist("origin")
+    if len(hosts) != 1 or _authority(hosts[0]) is None:
+        return _forbidden("The request must have one Host header.", "host_not_allowed")
+    if not all(_is_ours(origin, hosts[0]) for origin in origins):
+        return _forbidden("Pages of other origins are not answered.", "origin_not_allowed")
+    if not access.key:
+        return _is_here(access, scope, headers, hosts[0])
+    if not _shows(access.key, headers):
+        return RequestRefused(401, "Send `Authorization: Bearer` and the admin key.", "invalid_admin_key")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Asks for access before anything of a request is read. Pure ASGI.
+
+    Attributes:
+        app: What is behind it.
+        access: Whom to let in.
+        path: Where access is needed, and below.
+    """
+
+    app: ASGIApp
+    access: Access
+    path: str
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, or refuse it."""
+        guarded = scope["type"] == "http" and f"{scope['path']}/".startswith(f"{self.path}/")
+        refused = refusal(self.access, scope) if guarded else None
+        if refused is None:
+            await self.app(scope, receive, send)
+            return
+        headers = {"www-authenticate": "Bearer"} if refused.status == 401 else None
+        answer = Response(openai_error(refused), refused.status, headers, "application/json")
+        await answer(scope, receive, send)

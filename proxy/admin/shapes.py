@@ -1,0 +1,164 @@
+"""What the admin API answers and takes, as records; the OpenAPI document is made of these."""
+
+from dataclasses import dataclass
+
+from proxy.conversations import Totals
+from proxy.core.event import Event
+from proxy.recall import Hit, Recalled
+from proxy.steering import Overview
+from proxy.wishes import pin_id
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A round of a conversation; sizes in tokens, times in seconds since the epoch.
+
+    Attributes:
+        strategy: The strategy that made it.
+        round: Its number.
+        at: When it was made.
+        reason: What made it due.
+        model: The model that wrote the summary.
+        messages: Number of messages that it replaced.
+        tokens_before: Estimated size of the request it was made for.
+        tokens_after: Estimated size of what was forwarded.
+        tokens_real: The same as the upstream counted it.
+        undone: Whether it is not applied any more.
+    """
+
+    strategy: str
+    round: int | None
+    at: float
+    reason: str
+    model: str
+    messages: int | None
+    tokens_before: int | None
+    tokens_after: int | None
+    tokens_real: int | None
+    undone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A text that no round may lose, and its id."""
+
+    id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewPin:
+    """A text to pin: one line of 1 to 2,000 characters."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """The pins of a conversation, oldest first."""
+
+    pins: tuple[Pin, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation as it stands.
+
+    Attributes:
+        id: Its id.
+        totals: What it has used.
+        rounds: Its rounds, oldest first.
+        pins: Its pins.
+        compact: Whether its next request is compacted.
+        suppressed: Whether no round is made by itself, unless the request would not fit otherwise.
+    """
+
+    id: str
+    totals: Totals
+    rounds: tuple[Round, ...]
+    pins: tuple[Pin, ...]
+    compact: bool
+    suppressed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """What has happened to a conversation, oldest first."""
+
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """The conversation's next request is compacted."""
+
+    id: str
+    compact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """Messages that were found."""
+
+    hits: tuple[Hit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedMessage:
+    """A message that a round has taken out, and that round."""
+
+    id: str
+    index: int
+    role: str
+    text: str
+    round: int
+    strategy: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """How many records were deleted."""
+
+    deleted: int
+
+
+def round_shape(event: Event, *, undone: bool) -> Round:
+    """The round that an event tells of."""
+    return Round(
+        strategy=event.strategy,
+        round=event.round,
+        at=event.at,
+        reason=event.reason,
+        model=event.model,
+        messages=event.messages,
+        tokens_before=event.tokens_before,
+        tokens_after=event.tokens_after,
+        tokens_real=event.tokens_real,
+        undone=undone,
+    )
+
+
+def pins_shape(pins: tuple[str, ...]) -> tuple[Pin, ...]:
+    """Pins with their ids."""
+    return tuple(Pin(pin_id(text), text) for text in pins)
+
+
+def conversation_shape(conversation: str, seen: Overview) -> Conversation:
+    """A conversation."""
+    return Conversation(
+        id=conversation,
+        totals=seen.totals,
+        rounds=tuple(round_shape(each, undone=each.place in seen.undone) for each in seen.rounds),
+        pins=pins_shape(seen.wishes.pins),
+        compact=seen.wishes.compact,
+        suppressed=seen.wishes.suppressed,
+    )
+
+
+def message_shape(found: Recalled) -> ArchivedMessage:
+    """An archived message."""
+    message, made = found.message, found.round
+    return ArchivedMessage(
+        message.id, message.index, message.role, message.text, made.number, made.strategy, made.at
+    )

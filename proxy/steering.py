@@ -1,0 +1,213 @@
+"""What people do with a conversation that they know by its id: look at it, steer it, search it, forget it.
+
+The proxy need not hold the full history between requests. So what is asked here takes effect with the
+conversation's next request, and the event of that round carries the result.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from proxy.conversations import Totals
+from proxy.core.event import COMPACTED, MARKED, PINNED, UNDONE, UNPINNED, Event
+from proxy.core.keys import conversation_key, scope_prefix
+from proxy.errors import RequestRefused, StoreUnavailable
+from proxy.history import History
+from proxy.owners import Owners
+from proxy.recall import Hit, Recall, Recalled
+from proxy.storage.records import Fields, Records
+from proxy.wishes import MAX_PIN_CHARACTERS, MAX_PINS, Wishes, Wishing, pin_id, valid_pin
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A conversation as it stands.
+
+    Attributes:
+        totals: What it has used.
+        rounds: The events of its rounds, oldest first.
+        undone: Places, as hex digits, of those that are not applied.
+        wishes: What is asked of it.
+    """
+
+    totals: Totals
+    rounds: tuple[Event, ...]
+    undone: frozenset[str]
+    wishes: Wishes
+
+
+def _totals(fields: Fields | None) -> Totals:
+    """The totals in a record; what is no number counts as nothing."""
+    told = fields or {}
+
+    def whole(name: str) -> int:
+        value = told.get(name)
+        return value if isinstance(value, int) else 0
+
+    model, last_at = told.get("model"), told.get("last_at")
+    return Totals(
+        model=model if isinstance(model, str) else "",
+        requests=whole("requests"),
+        request_bytes=whole("request_bytes"),
+        prompt_tokens=whole("prompt_tokens"),
+        completion_tokens=whole("completion_tokens"),
+        cached_tokens=whole("cached_tokens"),
+        last_at=float(last_at) if isinstance(last_at, int | float) else 0.0,
+    )
+
+
+def _unknown(what: str, code: str) -> RequestRefused:
+    return RequestRefused(404, f"There is no such {what}.", code)
+
+
+def _saved(saved: object) -> None:
+    if not saved:
+        raise StoreUnavailable("store-failed", "the store did not take it")
+
+
+class Steering:
+    """The use cases, on one event loop. A conversation belongs to whoever it was last seen with.
+
+    Every method raises `RequestRefused` (404) for a conversation that is not known, and `StoreUnavailable`.
+
+    Args:
+        records: What is stored.
+        owners: Know whose a conversation is.
+        history: Knows what has happened to it.
+        wishing: Keeps what is asked of it.
+        recall: Searches what was taken out of it.
+        now: Seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        owners: Owners,
+        history: History,
+        wishing: Wishing,
+        recall: Recall,
+        *,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._records = records
+        self._owners = owners
+        self._history = history
+        self._wishing = wishing
+        self._recall = recall
+        self._now = now
+
+    async def overview(self, conversation: str) -> Overview:
+        """The conversation as it stands."""
+        tenant = await self._owner(conversation)
+        [fields] = await self._records.find([conversation_key(tenant, conversation)], fresh=True)
+        events = await self._history.of(tenant, conversation)
+        wishes = await self._wishing.of(tenant, conversation)
+        return Overview(
+            totals=_totals(fields),
+            rounds=tuple(event for event in events if event.kind == COMPACTED),
+            undone=frozenset(place.hex() for place in wishes.undone),
+            wishes=wishes,
+        )
+
+    async def events(self, conversation: str) -> list[Event]:
+        """What has happened to it, oldest first."""
+        return await self._history.of(await self._owner(conversation), conversation)
+
+    async def compact(self, conversation: str) -> None:
+        """Have its next request compacted."""
+        tenant = await self._owner(conversation)
+        _saved(await self._wishing.ask_compact(tenant, conversation))
+        await self._history.note(tenant, Event(MARKED, self._now(), conversation))
+
+    async def undo(self, conversation: str) -> Event:
+        """Take its newest round back; the event of the round that is not applied any more.
+
+        Raises:
+            RequestRefused: 409, it has none that was not undone before.
+        """
+        tenant = await self._owner(conversation)
+        undone = set((await self._wishing.of(tenant, conversation)).undone)
+        rounds = await self._history.places(tenant, conversation)
+        newest = next((each for each in rounds if each.place not in undone), None)
+        if newest is None:
+            raise RequestRefused(
+                409, "The conversation has no round that could be undone.", "nothing_to_undo"
+            )
+        _saved(await self._wishing.undo(tenant, conversation, newest.place))
+        event = newest.event
+        note = Event(
+            UNDONE, self._now(), conversation, strategy=event.strategy, round=event.round, place=event.place
+        )
+        await self._history.note(tenant, note)
+        return event
+
+    async def pins(self, conversation: str) -> tuple[str, ...]:
+        """Its pins, oldest first."""
+        return (await self._wishing.of(await self._owner(conversation), conversation)).pins
+
+    async def pin(self, conversation: str, text: str) -> tuple[str, ...]:
+        """Pin a text; the pins that it has then.
+
+        Raises:
+            RequestRefused: 422, it is no valid pin; 409, there are 50 already.
+        """
+        tenant = await self._owner(conversation)
+        pin = valid_pin(text)
+        if pin is None:
+            wanted = f"1 to {MAX_PIN_CHARACTERS} characters, none of them a control character"
+            raise RequestRefused(422, f"A pin is {wanted}.", "invalid_pin")
+        pins = (await self._wishing.of(tenant, conversation)).pins
+        if pin in pins:
+            return pins
+        if len(pins) >= MAX_PINS:
+            raise RequestRefused(409, f"A conversation has at most {MAX_PINS} pins.", "too_many_pins")
+        _saved(await self._wishing.pin(tenant, conversation, pin))
+        await self._history.note(tenant, Event(PINNED, self._now(), conversation, reason=pin_id(pin)))
+        return await self.pins(conversation)
+
+    async def unpin(self, conversation: str, name: str) -> None:
+        """Let go of the pin with this id, `p_…`.
+
+        Raises:
+            RequestRefused: 404, there is none.
+        """
+        tenant = await self._owner(conversation)
+        pins = (await self._wishing.of(tenant, conversation)).pins
+        pin = next((pin for pin in pins if pin_id(pin) == name), None)
+        if pin is None:
+            raise _unknown("pin", "pin_not_found")
+        _saved(await self._wishing.unpin(tenant, conversation, pin))
+        await self._history.note(tenant, Event(UNPINNED, self._now(), conversation, reason=name))
+
+    async def search(self, conversation: str, query: str, limit: int) -> list[Hit]:
+        """What rounds have taken out of it that holds all words of the query."""
+        return await self._recall.search(await self._owner(conversation), conversation, query, limit)
+
+    async def message(self, conversation: str, message_id: str) -> Recalled:
+        """A message that rounds have taken out of it, whole.
+
+        Raises:
+            RequestRefused: 404, there is none with this id.
+        """
+        found = await self._recall.message(await self._owner(conversation), conversation, message_id)
+        if found is None:
+            raise _unknown("message in the archive", "message_not_found")
+        return found
+
+    async def forget(self, conversation: str) -> int:
+        """Delete everything that is stored of it, and of branches that begin like it; how many records."""
+        tenant = await self._owner(conversation)
+        scopes: list[str | bytes] = [conversation, *await self._history.roots(tenant, conversation)]
+        counts = [await self._records.forget(scope_prefix(tenant, scope)) for scope in scopes]
+        self._wishing.forget(tenant, conversation)
+        _saved(None not in counts)
+        await self._owners.forget(conversation)
+        return sum(filter(None, counts))
+
+    async def _owner(self, conversation: str) -> str:
+        if not await self._records.open():
+            raise StoreUnavailable("store-failed", "the store cannot be reached")
+        tenant = await self._owners.of(conversation)
+        if tenant is None:
+            raise _unknown("conversation", "conversation_not_found")
+        return tenant
