@@ -6,7 +6,8 @@ name of a model, or text as it came. Every store and every version keeps these n
 
 | scope | kinds |
 | --- | --- |
-| tenant and root | `checkpoint` (its lease: `…:lease`), `checkpoints`, `staged`, `archive`, `archives`, `rounds`, `anchors` |
+| tenant and root | `checkpoint` (its lease: `…:lease`), `checkpoints`, `staged`, `archive`, `archives` |
+| | `rounds`, `anchors` |
 | tenant and conversation | `conversation`, `events`, `roots`, `wishes` |
 | conversation | `tenant` |
 | tenant, upstream origin and model | `model` |
