@@ -1,84 +1,123 @@
 """Summaries as data: what the summary model is given, and what of its answer may be used.
 
-Instructions come first and are the same in every call, so that a provider's prompt cache hits; everything
-from the conversation is data behind them. What the model writes is data too: it never becomes a rule.
+Instructions come first and are the same in every call, so that a provider's prompt cache hits; size,
+language and everything from the conversation are data behind them. What the model writes is data too.
 """
 
-import hashlib
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from proxy.core.answer import clean, texts, validated
+from proxy.core.defang import defanged
 from proxy.core.message import Message
 from proxy.core.policy import SummaryShape
-from proxy.errors import SummaryFailed
+from proxy.core.transcript import CUT_MARK, fenced, nonce, transcript
 
-CUT_MARK = "\n[...truncated...]"
+__all__ = [
+    "CUT_MARK",
+    "NO_TASK",
+    "aligned_prompt",
+    "clean",
+    "prompt",
+    "task_of",
+    "texts",
+    "transcript",
+    "validated",
+]
+
 NO_TASK = "Unknown task"
-
-# Control characters but tab and newline, and the invisible "tag" characters that smuggle instructions.
-_UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u2028-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]"
+NONE_YET = "None: this is the first compaction round."
+ALIGNED_END = (
+    "The conversation is everything above this message. Do not go on with it and call no tools: your answer "
+    "is the text that was described, and nothing else."
 )
-_OWN_HEADING = re.compile(r"\A\s*#{1,6}[^\n]*session summary[^\n]*(?:\n+|\Z)", re.IGNORECASE)
+# English prose; a size in words is kept better than one in tokens.
+WORDS_PER_TOKEN = 0.7
 
 
-def _cut(text: str, characters: int) -> str:
-    return text if len(text) <= characters else text[:characters] + CUT_MARK
+def _size(tokens: int, language: str, runs: int) -> str:
+    words = max(10, int(tokens * WORDS_PER_TOKEN))
+    together = f" for all {runs} texts together" if runs > 1 else ""
+    named = language or "the language that the user writes in"
+    return f"At most {tokens} tokens, which is about {words} words{together}. Write in {named}."
 
 
-def _entry(message: Message, shape: SummaryShape) -> str:
-    lines = [message.text] if message.text else []
-    lines += [f"[{part.kind}]" for part in message.parts]
-    lines += [message.refusal] if message.refusal else []
-    lines += [f"[Tool: {call.name}({call.arguments})]" for call in message.calls]
-    characters = shape.tool_characters if message.answers else shape.message_characters
-    return _cut("\n".join(lines), characters)
-
-
-def transcript(messages: Iterable[Message], shape: SummaryShape) -> str:
-    """The messages as numbered text, each cut to the strategy's size."""
-    return "\n\n---\n\n".join(
-        f"[{index}] {message.role.upper()}:\n{_entry(message, shape)}"
-        for index, message in enumerate(messages)
-    )
-
-
-def prompt(messages: Sequence[Message], shape: SummaryShape, task: str, earlier: str) -> str:
-    """The data of a summary call: the earlier summary, the task, and the fenced transcript.
-
-    The fence is named after the digest of what it holds, so nothing inside can close it.
-    """
-    held = transcript(messages, shape)
-    fence = "transcript-" + hashlib.sha256(held.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+def _marks(runs: int) -> str:
+    """How an answer about several runs is laid out."""
+    marks = "\n".join(f"=== RUN {number} ===" for number in range(1, runs + 1))
     return (
-        f"## Previous Summary\n{earlier or 'None: this is the first compaction round.'}\n\n"
-        f"## Original User Task\n{task}\n\n"
-        f"## Messages to Summarize\n<{fence}>\n{held}\n</{fence}>"
+        f"There are {runs} runs. Write one text for each, in their order, each behind a line that holds its "
+        f"mark and nothing else. The marks are:\n{marks}"
     )
 
 
-def clean(text: str) -> str:
-    """The text without control characters, chat-template marks and a heading that is ours to write."""
-    seen = _UNSEEN.sub("", text.replace("\r\n", "\n")).replace("<|", "< |")
-    return _OWN_HEADING.sub("", seen).strip()
+def _numbered(groups: Sequence[Sequence[Message]], shape: SummaryShape) -> Iterator[str]:
+    """The groups as transcripts, numbered through."""
+    first = 0
+    for group in groups:
+        yield transcript(group, shape, first)
+        first += len(group)
 
 
-def validated(text: str, finish_reason: str, *, called_tools: bool, refused: bool) -> str:
-    """The answer's text, if it is a usable summary.
+def prompt(
+    groups: Sequence[Sequence[Message]],
+    shape: SummaryShape,
+    *,
+    task: str,
+    earlier: Sequence[str],
+    language: str,
+    tokens: int,
+) -> str:
+    """The data of a summary call.
 
-    Raises:
-        SummaryFailed: with the reason `tool-calls`, `refused`, `truncated`, `content-filter` or `empty`.
+    Everything that comes from the conversation stands between tags whose name holds a digest of all of it, so
+    that nothing inside can close them, and is made harmless (`core.defang`).
+
+    Args:
+        groups: What to summarise. Several groups are runs that get a text each: `texts` takes the answer
+            apart.
+        shape: How much of a message is shown.
+        task: The user's task; empty where the strategy does not show it.
+        earlier: Summaries of earlier rounds, oldest first.
+        language: English name of the language to write in; empty if it is not known.
+        tokens: Size asked for.
     """
-    if called_tools:
-        raise SummaryFailed("tool-calls")
-    if refused:
-        raise SummaryFailed("refused")
-    if finish_reason in {"length", "content_filter"}:
-        raise SummaryFailed("truncated" if finish_reason == "length" else "content-filter")
-    cleaned = clean(text)
-    if not cleaned:
-        raise SummaryFailed("empty")
-    return cleaned
+    runs = len(groups)
+    held = list(_numbered(groups, shape))
+    before, asked = [defanged(each) for each in earlier], defanged(task)
+    mark = nonce([*held, *before, asked])
+    parts = [f"## Size and Language\n{_size(tokens, language, runs)}"]
+    parts.append("\n".join(["## Previous Summary", *(fenced("summary", each, mark) for each in before)]))
+    parts[-1] += "" if before else f"\n{NONE_YET}"
+    if asked:
+        parts.append(f"## Original User Task\n{fenced('task', asked, mark)}")
+    if runs > 1:
+        parts.append(f"## Runs to Summarize\n{_marks(runs)}")
+        parts += [fenced(f"run-{number}", each, mark) for number, each in enumerate(held, 1)]
+    else:
+        parts.append(f"## Messages to Summarize\n{fenced('transcript', ''.join(held), mark)}")
+    return "\n\n".join(parts)
+
+
+def aligned_prompt(instructions: str, *, language: str, tokens: int, groups: int) -> str:
+    """The last user message of an aligned call: the conversation to summarise is all that stands above it.
+
+    Args:
+        instructions: The strategy's instructions, first, so that they are the same in every call.
+        language: English name of the language to write in; empty if it is not known.
+        tokens: Size asked for.
+        groups: Runs of assistant and tool messages that get a text each, counted from the earliest.
+    """
+    parts = [
+        instructions.strip(),
+        f"## Size and Language\n{_size(tokens, language, groups)}",
+        ALIGNED_END,
+    ]
+    if groups > 1:
+        which = (
+            f"A run is an unbroken row of assistant messages and tool results; take the {groups} earliest."
+        )
+        parts.insert(2, f"## Runs to Summarize\n{which} {_marks(groups)}")
+    return "\n\n".join(parts)
 
 
 def task_of(messages: Iterable[Message]) -> Message | None:

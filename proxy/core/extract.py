@@ -1,0 +1,198 @@
+"""A summary without a model: what was done, what the assistant said of it, and where it stopped.
+
+It quotes, so it keeps the language of its source. Of tool results it takes short values of known shapes and
+nothing else, and of what the assistant said no sentence that orders anything, so that nobody is instructed by
+it.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from proxy.core.defang import defanged
+from proxy.core.facts import Observed, observed, one_line, values
+from proxy.core.message import Message
+from proxy.core.orders import orders
+
+# What is looked at: messages from either end, and characters from either end of each of their texts.
+OLDEST, NEWEST = 300, 700
+TEXT_CHARACTERS = 2_000
+# Sentences: their least and largest size in characters, how many compete, and how many a message may send.
+SHORTEST, LONGEST = 20, 300
+CANDIDATES = 600
+A_MESSAGE = 6
+# Two sentences that share more of their words than this say the same.
+SAME = 0.6
+# Shares of the room: for what was done, and for sentences; the rest tells where it stopped.
+WORK_SHARE, SAID_SHARE = 0.4, 0.85
+LINE_CHARACTERS = 160
+LINES = 40
+
+_SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+|(?<=[\u3002\uff01\uff1f])\s*|\n+")
+_CODE = re.compile(r"^[ \t]*```.*?(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+_WORD = re.compile(r"[^\W_]{2,}")
+_NOISE = re.compile(r"^\s*(?:```|[|<>{}\[\]#$]|\d+[:|]|---)")
+_ERROR_NAME = re.compile(r"\b[A-Z]\w{0,60}(?:Error|Exception|Failure)\b|\bexit code -?\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class _Sentence:
+    """A sentence that may be quoted.
+
+    Attributes:
+        text: As written, on one line.
+        at: Index of its message.
+        turn: Number of user messages before it.
+        words: What it is made of.
+        edge: Whether it opens or closes its message.
+    """
+
+    text: str
+    at: int
+    turn: int
+    words: frozenset[str]
+    edge: bool
+
+
+def _window(length: int) -> list[int]:
+    """The indices that are looked at."""
+    if length <= OLDEST + NEWEST:
+        return list(range(length))
+    return [*range(OLDEST), *range(length - NEWEST, length)]
+
+
+def _ends(text: str) -> str:
+    return (
+        text if len(text) <= 2 * TEXT_CHARACTERS else f"{text[:TEXT_CHARACTERS]}\n{text[-TEXT_CHARACTERS:]}"
+    )
+
+
+def _line(text: str) -> str:
+    return defanged(one_line(text, LINE_CHARACTERS))
+
+
+def _split(text: str) -> list[str]:
+    """The sentences of a text that are worth quoting."""
+    prose = _CODE.sub("\n", _ends(text))
+    found = (" ".join(each.split()) for each in _SENTENCE.split(prose) if not _NOISE.match(each))
+    return [each for each in found if SHORTEST <= len(each) <= LONGEST and not orders(each)]
+
+
+def _sentences(messages: Sequence[Message], role: str) -> Iterator[_Sentence]:
+    turn = 0
+    for at in _window(len(messages)):
+        message = messages[at]
+        user = message.role == "user" and not message.answers
+        turn += user
+        if message.role != role or message.answers:
+            continue
+        pieces = _split(message.text)
+        chosen = pieces[: A_MESSAGE // 2] + pieces[A_MESSAGE // 2 :][-(A_MESSAGE // 2) :]
+        for number, piece in enumerate(chosen):
+            words = frozenset(word.casefold() for word in _WORD.findall(piece))
+            edge = number in {0, len(chosen) - 1}
+            yield _Sentence(_quoted(piece), at, turn, words, edge)
+
+
+def _quoted(piece: str) -> str:
+    return defanged(one_line(piece, LONGEST))
+
+
+def _ranked(sentences: Sequence[_Sentence], length: int) -> list[_Sentence]:
+    """The sentences by how much they tell: rare words, exact values, the ends of messages, the newest."""
+    known = Counter(word for each in sentences for word in each.words)
+    total = len(sentences) + 1
+
+    def score(each: _Sentence) -> float:
+        told = sum(math.log(total / known[word]) for word in each.words) / (4 + len(each.words))
+        exact = sum(1 for _ in islice(values(each.text), 4))
+        return told * (1 + 0.15 * exact) * (1.15 if each.edge else 1.0) * (1 + 0.5 * each.at / length)
+
+    return sorted(sentences, key=lambda each: (-score(each), each.at))
+
+
+def _chosen(sentences: Sequence[_Sentence], length: int, characters: int) -> list[_Sentence]:
+    """As many as there is room for, no two alike, and no turn taking more than twice its share."""
+    turns = len({each.turn for each in sentences})
+    quota = max(LONGEST, 2 * characters // max(1, turns))
+    spent: Counter[int] = Counter()
+    chosen: list[_Sentence] = []
+    for each in _ranked(sentences, length)[:CANDIDATES]:
+        size = len(each.text) + 20
+        if size > characters - spent.total() or spent[each.turn] + size > quota:
+            continue
+        if any(len(each.words & other.words) > SAME * len(each.words) for other in chosen):
+            continue
+        chosen.append(each)
+        spent[each.turn] += size
+    return sorted(chosen, key=lambda each: each.at)
+
+
+def _work(messages: Sequence[Message], seen: Sequence[Observed]) -> Iterator[str]:
+    """What was done, changes first and the newest first: files, and tools by how often they ran."""
+    paths = [each for each in seen if each.kind == "path" and each.deeds and not re.search(r"\s", each.text)]
+    for each in sorted(paths, key=lambda path: (path.deeds == ("read",), -path.at)):
+        yield f"- {_line(each.text)}: {', '.join(each.deeds)}"
+    calls = Counter(call.name for message in messages for call in message.calls)
+    for name, count in calls.most_common(LINES):
+        yield f"- {_line(name)}: {count} {'call' if count == 1 else 'calls'}"
+
+
+def _state(
+    messages: Sequence[Message], name: Callable[[int], str], seen: Sequence[Observed]
+) -> Iterator[str]:
+    """Where it stopped: the last error, the last calls, and what the assistant said last."""
+    errors = [each for each in seen if each.kind in {"error", "exit"} and _ERROR_NAME.search(each.text)]
+    if errors:
+        yield f"- last error: {' '.join(_ERROR_NAME.findall(errors[-1].text)[:2])} ({name(errors[-1].at)})"
+    recent = range(len(messages) - 1, max(-1, len(messages) - NEWEST), -1)
+    at = next((index for index in recent if messages[index].calls), None)
+    if at is not None:
+        paths = [
+            each.text for each in observed(messages, [at]) if each.kind == "path" and " " not in each.text
+        ]
+        called = ", ".join(dict.fromkeys(call.name for call in messages[at].calls[:4]))
+        yield f"- last call: {_line(' '.join([called, *paths[:3]]))} ({name(at)})"
+    said = (index for index in recent if messages[index].role == "assistant" and _split(messages[index].text))
+    if (at := next(said, None)) is not None:
+        yield f"- said last: {_quoted(_split(messages[at].text)[-1])} ({name(at)})"
+
+
+def _section(title: str, lines: Iterator[str], characters: int) -> str:
+    """A heading and the lines that fit under it; empty where none does."""
+    room, kept = characters - len(title) - 1, []
+    for line in islice(lines, LINES):
+        if len(line) + 1 <= room:
+            kept.append(line)
+            room -= len(line) + 1
+    return "\n".join([title, *kept]) if kept else ""
+
+
+def _counts(messages: Sequence[Message]) -> str:
+    roles = Counter(each.role for each in messages if not each.empty)
+    return ", ".join(f"{count} {_line(role)}" for role, count in roles.most_common())
+
+
+def extractive(messages: Sequence[Message], characters: int, name: Callable[[int], str]) -> str:
+    """A summary made of what stands in the messages; empty only where they say nothing.
+
+    Args:
+        messages: What to summarise. Of very many, and of very long ones, both ends are looked at.
+        characters: Size allowed.
+        name: Id of the message at an index, to cite it by.
+    """
+    if characters <= 0 or all(each.empty for each in messages):
+        return ""
+    seen = observed(messages, _window(len(messages)))
+    state = _section("Where it stopped:", _state(messages, name, seen), int((1 - WORK_SHARE) * characters))
+    work = _section("Done:", _work(messages, seen), int(WORK_SHARE * characters))
+    room = int(SAID_SHARE * (characters - len(state) - len(work)))
+    quotable = list(_sentences(messages, "assistant")) or list(_sentences(messages, "user"))
+    chosen = _chosen(quotable, len(messages), room - len("Said:"))
+    lines = (f"- {each.text} ({name(each.at)})" for each in chosen)
+    parts = [work, _section("Said:", lines, room), state]
+    text = "\n\n".join(part for part in parts if part) or f"Removed: {_counts(messages)} messages."
+    return text[:characters]

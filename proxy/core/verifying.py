@@ -1,0 +1,212 @@
+"""A summary compared with what it summarises, without asking a model again.
+
+What the sources do not hold goes: a changed value does more harm than a missing one, and only a user may make
+rules. What later work cannot do without and the summary lost is put behind it, as bare values.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from proxy.core.facts import Observed, Value, observed, values
+from proxy.core.language import language as language_of
+from proxy.core.message import Message
+from proxy.core.orders import backed, orders
+from proxy.errors import SummaryFailed
+
+LEAST_CHARACTERS = 40
+LEAST_SHARE = 1 / 3
+RECALL = 0.9
+ADDED_SHARE = 0.2
+ADDED_CHARACTERS = 600
+ADDED_VALUE_CHARACTERS = 120
+ADDED = "Additional exact values:"
+# How many of the newest messages' identifiers are critical, and what each kind weighs.
+NEWEST = 6
+CRITICAL = 32
+CHANGED_WEIGHT, ERROR_WEIGHT, RECENT_WEIGHT = 3, 3, 2
+# From so many digits on a number is copied, not counted or rounded.
+LONG_DIGITS = 5
+
+_ENTRY = re.compile(r"\s*(?:[-*+•]|\d{1,3}[.)])?\s*(?:\[[ xX]\]\s*)?")
+_SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+|(?<=[\u3002\uff01\uff1f])\s*")
+_HEADING = re.compile(r"\s*#{1,6} |\s*\|[\s|:-]+\|?\s*$")
+_TOKEN = re.compile(r"[^\W_]+")
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_ERROR_NAME = re.compile(
+    r"\b[A-Z]\w{0,60}(?:Error|Exception|Failure)\b|\b[A-Z]{1,4}\d{3,6}\b|\bexit code \d+"
+)
+_ROOTED = re.compile(r"[~./]|[^/]*(?:/[^/]+)*\.\w{1,8}$")
+_EXPLAINED = re.compile(
+    r"(?:utf|sha|iso|base|aes|md|https?|python|ipv|es|x|u?int|float|[uif]|p|h|q|v|node|web|oauth|gpt|c)-?\d{1,4}",
+    re.IGNORECASE,
+)
+_COPIED = frozenset({"url", "email", "id", "money", "version", "commit", "address", "host", "branch", "port"})
+_RECENT = frozenset({"url", "email", "id", "code", "commit", "branch", "money", "port"})
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """What a summary may have its values from.
+
+    Attributes:
+        text: All of it, folded.
+    """
+
+    text: str
+
+    @cached_property
+    def tokens(self) -> frozenset[str]:
+        """Its letters and digits, in runs."""
+        return frozenset(_TOKEN.findall(self.text))
+
+    @cached_property
+    def numbers(self) -> frozenset[str]:
+        """Its numbers, without signs that group or part their digits."""
+        return frozenset(map(_digits, re.findall(r"\d[\d.,'\u2019\u00a0\u202f ]*", self.text)))
+
+    def hold(self, value: Value) -> bool:
+        """Whether a value stands in them, as far as can be told."""
+        if value.kind in {"money", "number", "port"}:
+            return _digits(value.text) in self.numbers or value.text in self.text
+        folded = value.text.casefold()
+        if value.kind == "commit":
+            return folded in self.text
+        if not self.tokens.issuperset(_TOKEN.findall(folded)):
+            return value.kind == "version" and folded.removeprefix("v") in self.text
+        return folded in self.text or (value.kind == "path" and self._hold_end(folded))
+
+    def _hold_end(self, path: str) -> bool:
+        """Whether the end of a path is known, where the rest is the directory that work is done in."""
+        parts = [part for part in path.split("/") if part not in {"", ".", "~"}]
+        return bool(parts) and "/".join(parts[-2:]) in self.text
+
+
+def _digits(number: str) -> str:
+    return re.sub(r"\D", "", number)
+
+
+def _unescaped(arguments: str) -> str:
+    """JSON text with the escapes of its strings resolved, be it valid or not."""
+    return _ESCAPE.sub(
+        lambda found: chr(int(found[1], 16)) if found[1] else {"n": "\n", "t": "\t"}.get(found[2], found[2]),
+        arguments,
+    )
+
+
+def _texts(messages: Iterable[Message]) -> Iterator[str]:
+    for message in messages:
+        yield from (message.text, message.refusal, message.name)
+        for call in message.calls:
+            yield from (call.name, call.id, call.arguments, _unescaped(call.arguments))
+
+
+def _copied(value: Value) -> bool:
+    """Whether a value is one that can only have been copied."""
+    if value.kind == "path":
+        return bool(_ROOTED.match(value.text)) and len(value.text) > 3 and not value.text[0].isupper()
+    if value.kind == "code":
+        digits = sum(map(str.isdigit, value.text))
+        return (digits >= 2 or "_" in value.text or "-" in value.text) and not _EXPLAINED.fullmatch(
+            value.text
+        )
+    return value.kind in _COPIED or (value.kind == "number" and len(_digits(value.text)) >= LONG_DIGITS)
+
+
+def _invents(piece: str, sources: _Sources) -> bool:
+    return any(_copied(value) and not sources.hold(value) for value in values(piece))
+
+
+def _pieces(line: str) -> tuple[str, list[str]]:
+    """What opens a line, and its sentences; a table row is one."""
+    start = _ENTRY.match(line)
+    opening = start[0] if start else ""
+    body = line[len(opening) :]
+    return opening, [body] if body.startswith("|") else [each for each in _SENTENCE.split(body) if each]
+
+
+def _kept(text: str, sources: _Sources, said: Sequence[str]) -> str:
+    """The text without sentences that hold invented values, or orders that no user gave."""
+    lines = []
+    for line in text.splitlines():
+        opening, pieces = _pieces(line)
+        if _HEADING.match(line) or not pieces:
+            lines.append(line)
+            continue
+        sound = [each for each in pieces if not _invents(each, sources)]
+        sound = [each for each in sound if not orders(each) or backed(each, said)]
+        if len(sound) == len(pieces):
+            lines.append(line)
+        elif sound:
+            lines.append(opening + " ".join(sound))
+    return "\n".join(lines).strip()
+
+
+def _weight(text: str) -> int:
+    """Characters of a text that say something: without headings and rulers of tables."""
+    return sum(len(line.strip()) for line in text.splitlines() if not _HEADING.match(line))
+
+
+def _critical(messages: Sequence[Message]) -> list[tuple[int, str]]:
+    """What must not be lost, each with its weight, the newest last."""
+    seen = observed(messages, range(len(messages)))
+    errors = [each for each in seen if each.kind in {"error", "exit"}]
+    last = _ERROR_NAME.findall(errors[-1].text)[:1] if errors else []
+    found = [(weight, each.text) for each in seen if (weight := _importance(each, len(messages)))]
+    found += [(ERROR_WEIGHT, name) for name in last]
+    short = [each for each in found if each[1] and len(each[1]) <= ADDED_VALUE_CHARACTERS]
+    return short[-CRITICAL:]
+
+
+def _importance(each: Observed, length: int) -> int:
+    if re.search(r"\s", each.text):
+        return 0
+    if each.kind == "path" and set(each.deeds) - {"read"}:
+        return CHANGED_WEIGHT
+    recent = each.kind in _RECENT and each.at >= length - NEWEST
+    return RECENT_WEIGHT if recent and _copied(Value(each.kind, each.text, 0)) else 0
+
+
+def _repaired(text: str, messages: Sequence[Message]) -> str:
+    """The text and behind it the critical values that it lacks, the newest first, as far as there is room."""
+    critical = _critical(messages)
+    folded = text.casefold()
+    missing = [each for each in critical if each[1].rpartition("/")[2].casefold() not in folded]
+    lost = sum(weight for weight, _ in missing)
+    if not missing or lost <= (1 - RECALL) * sum(weight for weight, _ in critical):
+        return text
+    room = int(min(ADDED_CHARACTERS, ADDED_SHARE * len(text))) - len(ADDED) - 2
+    added = ""
+    for _, _, value in sorted((-weight, -at, value) for at, (weight, value) in enumerate(missing)):
+        if len(added) + len(value) + 3 <= room:
+            added += f"\n- {value}"
+    return f"{text}\n\n{ADDED}{added}" if added else text
+
+
+def _prose(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if not _HEADING.match(line))
+
+
+def verified(text: str, *, sources: Sequence[Message], earlier: Sequence[str], language: str) -> str:
+    """The summary without what its sources do not back, and with the critical values that it lost.
+
+    Args:
+        text: A summary that `core.answer.validated` let through.
+        sources: The messages that it summarises.
+        earlier: Summaries that the model was shown.
+        language: English name of the language asked for; empty if it is not known.
+
+    Raises:
+        SummaryFailed: with the reason `language`, where it is surely in another one, or `unfaithful`, where
+            too little is left.
+    """
+    written = language_of([_prose(text)]) if language else ""
+    if written and written != language:
+        raise SummaryFailed("language")
+    held = _Sources("\n".join([*_texts(sources), *earlier]).casefold())
+    said = [each.text for each in sources if each.role == "user" and not each.answers]
+    kept = _kept(text, held, said)
+    if _weight(kept) < max(LEAST_CHARACTERS, LEAST_SHARE * _weight(text)):
+        raise SummaryFailed("unfaithful")
+    return _repaired(kept, sources)
