@@ -1,0 +1,51 @@
+from proxy.adapters.memory_store import MemoryStore
+from proxy.core.keys import tenant_key
+from proxy.owners import Owners
+from proxy.storage.records import Records
+
+DAY_S = 86_400.0
+
+
+class Counted(MemoryStore):
+    """A memory store that counts what is written."""
+
+    writes = 0
+
+    async def write(self, items: object) -> None:
+        self.writes += 1
+        await super().write(items)  # type: ignore[arg-type]
+
+
+def ignored(_: object) -> None:
+    """Nothing fails here."""
+
+
+async def test_another_replica_knows_whose_a_conversation_is() -> None:
+    store = MemoryStore()
+    await Owners(Records(store, ignored), DAY_S).note("t_1", "c_1")
+    other = Owners(Records(store, ignored), DAY_S)
+    assert (await other.of("c_1"), await other.of("c_2")) == ("t_1", None)
+
+
+async def test_it_is_written_once_a_minute_at_most() -> None:
+    store, time = Counted(), [0.5]
+    owners = Owners(Records(store, ignored), DAY_S, clock=lambda: time[0])
+    for seconds in (0, 1, 58, 3, 1):
+        time[0] += seconds
+        await owners.note("t_1", "c_1")
+    assert store.writes == 2
+
+
+async def test_what_is_forgotten_is_known_again_when_it_is_in_use_again() -> None:
+    owners = Owners(Records(MemoryStore(), ignored), DAY_S)
+    await owners.note("t_1", "c_1")
+    await owners.forget("c_1")
+    gone = await owners.of("c_1")
+    await owners.note("t_1", "c_1")
+    assert (gone, await owners.of("c_1")) == (None, "t_1")
+
+
+async def test_a_record_that_names_no_tenant_is_nobody_s() -> None:
+    records = Records(MemoryStore(), ignored)
+    await records.keep(tenant_key("c_1"), {"tenant": 5}, ttl_s=DAY_S)
+    assert await Owners(records, DAY_S).of("c_1") is None
