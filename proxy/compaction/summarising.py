@@ -1,166 +1,247 @@
-"""Asking for a summary: what a round needs, whom to ask, and how much of the transcript is sent."""
+"""Asking for summaries: whom, in which form, in how many pieces, and what of the answers may be used.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+A brief is answered in the aligned form, where it is wanted and fits, else from a transcript. A transcript
+that the summary model cannot read at once is read in portions, and one more call makes one text of theirs.
+"""
 
-from proxy.core.checkpoint import Checkpoint
-from proxy.core.digest import message_id
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import replace
+from functools import partial
+
+from proxy.compaction.asking import Asking, Spent
+from proxy.compaction.brief import Aligned, Brief, SummaryRoute, Written
+from proxy.compaction.portions import Group, halves, narrowed, portions, shown
+from proxy.compaction.sitting import Sitting, sitting
 from proxy.core.message import Message
-from proxy.core.planner import Plan
-from proxy.core.policy import Policy
-from proxy.core.render import excerpt
-from proxy.core.summary import NO_TASK, prompt, task_of, validated
+from proxy.core.policy import SummaryShape
+from proxy.core.summary import aligned_prompt, texts, validated
+from proxy.core.verifying import verified
+from proxy.dialects.completion import allowance_tokens
 from proxy.errors import SummaryFailed
-from proxy.ports import SummaryCall, SummaryModel
-from proxy.reading import Gauge, Reading
+from proxy.ports import Conversation, SummaryAnswer, SummaryCall, SummaryModel
+from proxy.reading import Reading
 
-# How often a transcript that the summary model cannot take is halved, and its smallest cut in characters.
-HALVINGS = 6
-SMALLEST_CUT = 40
+__all__ = ["Aligned", "Brief", "Spent", "Summarising", "SummaryRoute", "Written"]
+
 # After a call that was too long, this share of the summary model's window is filled: the count was wrong.
 OVERFLOW_SHARE = 0.7
+# What is cut to fit aims at this share of the room: what a character costs differs from place to place.
+CAREFUL_SHARE = 0.9
+MAX_PORTIONS = 12
+PORTIONS_AT_ONCE = 2
+LEAST_PORTION_TOKENS = 150
+NARROWINGS = 6
+# Failures of an aligned call which a transcript may not share.
+_OF_THE_FORM = frozenset({"overflow", "http-400", "http-413", "http-422"})
 
 
-@dataclass(frozen=True, slots=True)
-class SummaryRoute:
-    """Where a summary is asked for.
+class Summarising:
+    """Gets summaries written. One for a process: it remembers which models fail, and how long they take.
 
-    Attributes:
-        url: Absolute URL of a chat completions endpoint.
-        headers: Credentials and whatever else the call needs.
-        model: The model's name.
-        window: Tokens that the model takes.
+    Args:
+        model: Who writes.
+        reading: What counts.
+        clock: Monotonic seconds.
+        sleep: Waits for so many seconds.
+        jitter: A random number, 0..1.
     """
 
-    url: str
-    headers: Mapping[str, str] = field(repr=False)
-    model: str
-    window: int
+    def __init__(
+        self,
+        model: SummaryModel,
+        reading: Reading,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._asking = Asking(model, clock=clock, sleep=sleep, jitter=jitter)
+        self._reading = reading
 
+    async def write(self, brief: Brief) -> Written:
+        """The texts that a brief asks for. The deadline is the caller's.
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One round to be made.
+        Raises:
+            SummaryFailed: There are none that may be used. Beside the reasons of the model, of validation and
+                of verification: `no-model`, `summary-window` (it is too small for this), `breaker-open`,
+                `budget`.
+        """
+        found, model = await self._answered(brief)
+        if brief.shape.verified:
+            found = await asyncio.to_thread(_verified, brief, found)
+        return Written(found, model, brief.spent.prompt_tokens, brief.spent.completion_tokens)
 
-    Attributes:
-        plan: What to take.
-        policy: How.
-        key: Store key of the checkpoint to be.
-        place: Its place (`core.checkpoint.place`), 64 bytes.
-        root: The conversation's root (`core.keys.root_of`).
-        tenant: Whose it is.
-        conversation: In which conversation.
-        messages: The client's non-privileged messages.
-        prefixes: Their prefix digests.
-        earlier: The round before.
-        instructions: System prompt of the summary call.
-        routes: Whom to ask; the next one where a model is unknown.
-        gauge: How tokens are counted.
-        ratio: Calibrated tokens for each counted one.
-        tokens_before: Calibrated size of the request.
-        reason: What made it due.
-        timeout_s: Seconds for the whole round.
-        ttl_s: Seconds that the checkpoint is kept.
-    """
+    def expected_s(self, routes: tuple[SummaryRoute, ...]) -> float | None:
+        """How long a call to the first of these models may be expected to take; None if nothing is known."""
+        return self._asking.pace.expected_s(routes[0].url, routes[0].model) if routes else None
 
-    plan: Plan
-    policy: Policy
-    key: str
-    place: bytes
-    root: bytes
-    tenant: str
-    conversation: str
-    messages: tuple[Message, ...]
-    prefixes: tuple[bytes, ...]
-    earlier: Checkpoint | None
-    instructions: str
-    routes: tuple[SummaryRoute, ...]
-    gauge: Gauge
-    ratio: float
-    tokens_before: int
-    reason: str
-    timeout_s: float
-    ttl_s: float
+    async def _answered(self, brief: Brief) -> tuple[tuple[str, ...], str]:
+        """The texts, and who wrote them."""
+        if not brief.routes:
+            raise SummaryFailed("no-model")
+        own = brief.routes[0]
+        if brief.aligned is not None and brief.aligned.body.model in {"", own.model}:
+            try:
+                return await self._aligned(brief, brief.aligned, own), own.model
+            except SummaryFailed as failed:
+                if failed.reason not in _OF_THE_FORM:
+                    raise
+        for route in brief.routes[:-1]:
+            try:
+                return await self._transcribed(brief, route), route.model
+            except SummaryFailed as failed:
+                if failed.reason != "unknown-model":
+                    raise
+        return await self._transcribed(brief, brief.routes[-1]), brief.routes[-1].model
 
-    @property
-    def fresh(self) -> tuple[Message, ...]:
-        """What no earlier round has summarised."""
-        return tuple(self.messages[index] for index in self.plan.fresh)
-
-    @property
-    def replaced_tokens(self) -> int:
-        """Counted tokens of what the stand-in replaces, the earlier stand-in included."""
-        earlier = self.earlier.stand_ins if self.earlier else ()
-        return sum(each.tokens for each in self.fresh) + sum(each.tokens for each in earlier if each)
-
-
-async def summarise(job: Job, model: SummaryModel, reading: Reading) -> tuple[str, str]:
-    """The summary's text, validated, and the name of the model that wrote it.
-
-    Raises:
-        SummaryFailed: None of the job's routes gave a usable one.
-    """
-    for route in job.routes[:-1]:
-        try:
-            return await _ask(job, route, model, reading), route.model
-        except SummaryFailed as failed:
-            if failed.reason != "unknown-model":
-                raise
-    return await _ask(job, job.routes[-1], model, reading), job.routes[-1].model
-
-
-async def _ask(job: Job, route: SummaryRoute, model: SummaryModel, reading: Reading) -> str:
-    """The summary by one model; if the call is too long for it, once more with a shorter transcript."""
-    try:
-        return await _answer(job, route, model, reading)
-    except SummaryFailed as failed:
-        if failed.reason != "overflow":
-            raise
-        window = int(min(failed.limit or route.window, route.window) * OVERFLOW_SHARE)
-        return await _answer(job, replace(route, window=window), model, reading)
-
-
-async def _answer(job: Job, route: SummaryRoute, model: SummaryModel, reading: Reading) -> str:
-    shape = job.policy.summary
-    call = SummaryCall(
-        url=route.url,
-        headers=route.headers,
-        model=route.model,
-        system=job.instructions,
-        prompt=await _prompt(job, route, reading),
-        max_tokens=shape.max_tokens,
-        temperature=shape.temperature,
-    )
-    answer = await model.ask(call)
-    return validated(
-        answer.text, answer.finish_reason, called_tools=answer.called_tools, refused=answer.refused
-    )
-
-
-async def _prompt(job: Job, route: SummaryRoute, reading: Reading) -> str:
-    """The prompt, its transcript cut until the summary model can take it."""
-    shape = job.policy.summary
-    room = route.window - shape.max_tokens - len(job.instructions) // 3
-    earlier = job.earlier.summary if job.earlier else ""
-    for _ in range(HALVINGS):
-        text = prompt(job.fresh, shape, task_text(job), earlier)
-        [counted] = await reading.counted([Message(role="user", text=text)], job.gauge)
-        if counted.tokens * job.ratio <= room:
-            break
-        shape = replace(
-            shape,
-            tool_characters=max(SMALLEST_CUT, shape.tool_characters // 2),
-            message_characters=max(SMALLEST_CUT, shape.message_characters // 2),
+    async def _aligned(self, brief: Brief, aligned: Aligned, route: SummaryRoute) -> tuple[str, ...]:
+        """The texts, written by the conversation's own model behind the conversation itself."""
+        conversation = Conversation(aligned.body.raw, aligned.messages)
+        groups = len(brief.groups)
+        asked = aligned_prompt(
+            brief.instructions, language=brief.language, tokens=brief.tokens, groups=groups
         )
-    return text
+        most = brief.shape.allowed(brief.tokens)
+        new = [each for each in aligned.messages if not each.tokens]
+        size = sum(each.tokens for each in aligned.messages)
+        size += await self._size(brief, *new, Message(role="user", text=asked))
+        size += await self._reading.overhead(aligned.body.prompt_members, brief.gauge)
+        if size * brief.ratio + most + allowance_tokens(route.model, conversation) > route.window:
+            raise SummaryFailed("overflow")
+        call = SummaryCall(
+            url=route.url,
+            headers=route.headers,
+            model=route.model,
+            system="",
+            prompt=asked,
+            max_tokens=most,
+            temperature=brief.shape.temperature,
+            conversation=conversation,
+        )
+        with self._asking.admitted(brief.account, route.url, route.model):
+            read = partial(self._read, brief, brief.tokens, groups, cut=brief.shape.cut)
+            return await self._asking.ask(call, brief.account, read)
+
+    async def _transcribed(self, brief: Brief, route: SummaryRoute) -> tuple[str, ...]:
+        """The texts by one model; if a call is too long for it, once more in a smaller window."""
+        with self._asking.admitted(brief.account, route.url, route.model):
+            try:
+                return await self._condensed(sitting(brief, route, route.window), brief.groups, brief.shape)
+            except SummaryFailed as failed:
+                if failed.reason != "overflow":
+                    raise
+                window = int(min(failed.limit or route.window, route.window) * OVERFLOW_SHARE)
+            return await self._condensed(sitting(brief, route, window), brief.groups, brief.shape)
+
+    async def _condensed(
+        self, at: Sitting, groups: tuple[Group, ...], shape: SummaryShape
+    ) -> tuple[str, ...]:
+        """A text for each group: by one call if the model can read them at once."""
+        asked = await at.prompt(groups, shape)
+        size = await self._call_size(at, asked)
+        if size <= at.room:
+            return await self._asked(at, asked, len(groups), cut=shape.cut)
+        messages = tuple(each for group in groups for each in group)
+        characters = shown(messages, shape) * await self._share(at, size)
+        shape = narrowed(messages, shape, MAX_PORTIONS * characters)
+        if len(groups) == 1:
+            return (await self._reduced(at, groups[0], shape, characters),)
+        found: list[str] = []
+        for half in halves(groups, shape):
+            share = sum(shown(each, shape) for each in half) / shown(messages, shape)
+            part = replace(at, tokens=max(1, int(at.tokens * share)))
+            found += await self._condensed(part, half, shape)
+        return tuple(found)
+
+    async def _reduced(self, at: Sitting, group: Group, shape: SummaryShape, characters: float) -> str:
+        """One text for a group that is too large to be read at once."""
+        cut = tuple(portions(group, shape, characters))
+        if len(cut) > MAX_PORTIONS:  # edges of units waste room
+            shape = narrowed(group, shape, MAX_PORTIONS * characters / 2)
+            cut = tuple(portions(group, shape, characters))
+        if len(cut) > MAX_PORTIONS:
+            raise SummaryFailed("summary-window")
+        if len(cut) == 1:
+            return await self._squeezed(at, group, shape, cut=shape.cut)
+        tokens = max(LEAST_PORTION_TOKENS, min(at.tokens, int(at.room / 2 / len(cut))))
+        smaller = replace(at, tokens=min(tokens, at.tokens), earlier=())
+        parts: list[str] = []
+        for start in range(0, len(cut), PORTIONS_AT_ONCE):
+            some = cut[start : start + PORTIONS_AT_ONCE]
+            parts += await _together(self._squeezed(smaller, each, shape, cut=True) for each in some)
+        records = tuple(
+            Message(role="assistant", text=f"Record of part {number} of {len(parts)}:\n{text}")
+            for number, text in enumerate(parts, 1)
+        )
+        whole = replace(shape, message_characters=max(len(each.text) for each in records))
+        return await self._squeezed(at, records, whole, cut=shape.cut)
+
+    async def _squeezed(self, at: Sitting, group: Group, shape: SummaryShape, *, cut: bool) -> str:
+        """One text by one call, whatever of the messages must be left out for it."""
+        for _ in range(NARROWINGS):
+            asked = await at.prompt((group,), shape)
+            size = await self._call_size(at, asked)
+            if size <= at.room:
+                [text] = await self._asked(at, asked, 1, cut=cut)
+                return text
+            shape = narrowed(group, shape, shown(group, shape) * await self._share(at, size))
+        raise SummaryFailed("summary-window")
+
+    async def _share(self, at: Sitting, size: int) -> float:
+        """Which share of what a prompt of this size shows would fit.
+
+        Raises:
+            SummaryFailed: `summary-window`; there is no room beside what is the same in every call.
+        """
+        fixed = await self._call_size(at, await at.prompt(((),), at.brief.shape))
+        if fixed >= at.room:
+            raise SummaryFailed("summary-window")
+        return CAREFUL_SHARE * (at.room - fixed) / max(1, size - fixed)
+
+    async def _asked(self, at: Sitting, asked: str, count: int, *, cut: bool) -> tuple[str, ...]:
+        read = partial(self._read, at.brief, at.tokens, count, cut=cut)
+        return await self._asking.ask(at.call(asked), at.brief.account, read)
+
+    async def _read(
+        self, brief: Brief, tokens: int, count: int, answer: SummaryAnswer, *, cut: bool
+    ) -> tuple[str, ...]:
+        """The texts that an answer holds."""
+        characters = len(answer.text)
+        size = await self._size(brief, Message(role="assistant", text=answer.text)) if cut else 0
+        whole = validated(
+            answer.text,
+            answer.finish_reason,
+            called_tools=answer.called_tools,
+            refused=answer.refused,
+            cut_characters=characters * tokens // max(tokens, size) if cut else None,
+        )
+        return texts(whole, count)
+
+    async def _call_size(self, at: Sitting, asked: str) -> int:
+        """Counted tokens of a transcript call."""
+        system = Message(role="system", text=at.brief.instructions)
+        return await self._size(at.brief, system, Message(role="user", text=asked))
+
+    async def _size(self, brief: Brief, *messages: Message) -> int:
+        return sum(each.tokens for each in await self._reading.counted(messages, brief.gauge))
 
 
-def task_text(job: Job) -> str:
-    """The task, verbatim up to the strategy's size."""
-    task = task_of(job.messages)
-    if task is None or not task.text:
-        return NO_TASK
-    if task.tokens <= job.policy.task_tokens:
-        return task.text
-    handle = message_id(job.prefixes[job.messages.index(task)])
-    return excerpt(task.text, job.policy.task_tokens / task.tokens, handle)
+async def _together(calls: Iterable[Coroutine[object, object, str]]) -> list[str]:
+    """What all give; if one fails, its failure, once none is under way any more."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    failures = (each for each in results if isinstance(each, BaseException))
+    failed = next(failures, None)
+    if failed is not None:
+        raise failed
+    return [each for each in results if isinstance(each, str)]
+
+
+def _verified(brief: Brief, found: tuple[str, ...]) -> tuple[str, ...]:
+    """The texts without what their groups do not back."""
+    return tuple(
+        verified(text, sources=group, earlier=brief.earlier, language=brief.language)
+        for text, group in zip(found, brief.groups, strict=True)
+    )

@@ -6,10 +6,11 @@ from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
-from proxy.compaction.summarising import SummaryRoute
+from proxy.compaction.brief import SummaryRoute
+from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, ModelSettings, for_model
 from proxy.config.sections import SummarySection
-from proxy.core.policy import known_window
+from proxy.core.windows import known_window
 from proxy.relay.exchange import Upstream
 from proxy.relay.headers import CREDENTIALS, HOP_HEADER, credential
 from proxy.relay.paths import join, with_deployment
@@ -49,10 +50,12 @@ def _credentials(
 
 
 def _models(settings: ModelSettings, base_url: str, own: str) -> tuple[str, ...]:
+    """Who is asked, in order: whom the configuration names, else whom the strategy wants."""
     asked = settings.summary.model
-    if asked == "none":
+    shape = policy_for(settings).summary
+    if asked == "none" or shape is None:
         return ()
-    if asked == "same":
+    if asked == "same" or (asked is None and (shape.model == "same" or shape.form == "aligned")):
         return (own,)
     cheap = CHEAP_MODELS.get(urlsplit(base_url).hostname or "")
     named = asked or cheap or own

@@ -1,0 +1,134 @@
+"""One question to a summary model: tried again where that may help, within what its tenant may spend."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import count
+from typing import TypeVar
+
+from proxy.compaction.allowance import Allowance
+from proxy.compaction.pace import Pace
+from proxy.compaction.summary_breaker import Place, SummaryBreaker, passing
+from proxy.errors import SummaryFailed
+from proxy.ports import SummaryAnswer, SummaryCall, SummaryModel
+
+ATTEMPTS = 3
+FIRST_PAUSE_S = 0.2
+# A provider that wants to be left alone for longer is: the ladder goes on without a summary.
+LONGEST_PAUSE_S = 10.0
+
+Read = TypeVar("Read")
+
+
+@dataclass(slots=True)
+class Spent:
+    """What calls have cost so far, whatever became of them.
+
+    Attributes:
+        calls: Calls made.
+        prompt_tokens: As their answers' `usage` says.
+        completion_tokens: Likewise.
+    """
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Who asks, and at whose cost.
+
+    Attributes:
+        tenant: Whose calls they are.
+        calls_per_hour: How many of them there may be; 0: no bound.
+        spent: Where they are booked.
+    """
+
+    tenant: str
+    calls_per_hour: int
+    spent: Spent
+
+
+class Asking:
+    """Asks, and remembers how that went.
+
+    Args:
+        model: Who answers.
+        clock: Monotonic seconds.
+        sleep: Waits for so many seconds.
+        jitter: A random number, 0..1.
+    """
+
+    def __init__(
+        self,
+        model: SummaryModel,
+        *,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[object]],
+        jitter: Callable[[], float],
+    ) -> None:
+        self._model = model
+        self._clock = clock
+        self._sleep = sleep
+        self._jitter = jitter
+        self._breaker = SummaryBreaker(clock)
+        self._allowance = Allowance(clock)
+        self.pace = Pace()
+
+    def admitted(self, account: Account, url: str, model: str) -> AbstractContextManager[None]:
+        """Inside, this model may be asked.
+
+        Raises:
+            SummaryFailed: `breaker-open`.
+        """
+        return self._breaker.admitted(Place(account.tenant, url, model))
+
+    async def ask(
+        self, call: SummaryCall, account: Account, read: Callable[[SummaryAnswer], Awaitable[Read]]
+    ) -> Read:
+        """What `read` makes of the answer.
+
+        Asked up to three times, with pauses of random length that double, where the model could not be had,
+        was told to wait, or said nothing. The deadline is the caller's: a call that is cancelled counts as
+        one that took too long.
+
+        Raises:
+            SummaryFailed: From the model, or from `read`; or `budget`.
+        """
+        for attempt in count(1):
+            try:
+                return await read(await self._once(call, account))
+            except SummaryFailed as failed:
+                pause_s = max(self._jitter() * FIRST_PAUSE_S * 2 ** (attempt - 1), failed.retry_after_s)
+                rests = self._breaker.rests(Place(account.tenant, call.url, call.model))
+                last = attempt == ATTEMPTS or rests or pause_s > LONGEST_PAUSE_S
+                if last or not _may_pass(failed.reason):
+                    raise
+            await self._sleep(pause_s)
+        raise AssertionError  # count never ends
+
+    async def _once(self, call: SummaryCall, account: Account) -> SummaryAnswer:
+        place = Place(account.tenant, call.url, call.model)
+        self._allowance.take(account.tenant, account.calls_per_hour)
+        account.spent.calls += 1
+        started = self._clock()
+        try:
+            answer = await self._model.ask(call)
+        except SummaryFailed as failed:
+            self._breaker.note(place, failed.reason)
+            raise
+        except asyncio.CancelledError:
+            self._breaker.note(place, "timeout")
+            self.pace.given_up(call.url, call.model, self._clock() - started)
+            raise
+        self._breaker.note(place, "")
+        self.pace.took(call.url, call.model, self._clock() - started)
+        account.spent.prompt_tokens += answer.prompt_tokens
+        account.spent.completion_tokens += answer.completion_tokens
+        return answer
+
+
+def _may_pass(reason: str) -> bool:
+    return passing(reason) or reason in {"garbage", "empty"}

@@ -1,0 +1,100 @@
+"""What is wanted of a summary model, who may be asked, and what comes back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from proxy.compaction.asking import Account, Spent
+from proxy.core.message import Message
+from proxy.core.policy import SummaryShape
+from proxy.dialects.chat import Body
+from proxy.reading import Gauge
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryRoute:
+    """Where a summary is asked for.
+
+    Attributes:
+        url: Absolute URL of a chat completions endpoint.
+        headers: Credentials and whatever else the call needs.
+        model: The model's name.
+        window: Tokens that the model takes.
+    """
+
+    url: str
+    headers: Mapping[str, str] = field(repr=False)
+    model: str
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """The very conversation, for the aligned form.
+
+    Attributes:
+        body: The client's request.
+        messages: The list as it would be forwarded, stand-ins in place and repaired.
+    """
+
+    body: Body = field(repr=False)
+    messages: tuple[Message, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """What is wanted of a summary model.
+
+    Attributes:
+        shape: As the strategy asks.
+        instructions: System prompt of the call.
+        groups: What to summarise; one text is wanted for each.
+        task: The user's task; empty where it is not shown.
+        earlier: Texts of earlier rounds, oldest first.
+        language: English name of the language to write in; empty if it is not known.
+        tokens: Size asked for, of all texts together.
+        routes: Whom to ask; the next one where a model is unknown.
+        gauge: How tokens are counted.
+        ratio: Calibrated tokens for each counted one.
+        tenant: Whose calls they are.
+        calls_per_hour: How many the tenant may make; 0: no bound.
+        aligned: The conversation itself, where the call is to continue it; asked of the first route, if that
+            is the request's own model.
+        spent: What the calls have cost so far; to be read after a failure or a deadline, too.
+    """
+
+    shape: SummaryShape
+    instructions: str = field(repr=False)
+    groups: tuple[tuple[Message, ...], ...] = field(repr=False)
+    task: str = field(repr=False)
+    earlier: tuple[str, ...] = field(repr=False)
+    language: str
+    tokens: int
+    routes: tuple[SummaryRoute, ...]
+    gauge: Gauge
+    ratio: float
+    tenant: str
+    calls_per_hour: int
+    aligned: Aligned | None
+    spent: Spent = field(default_factory=Spent, compare=False)
+
+    @property
+    def account(self) -> Account:
+        """Who pays for it."""
+        return Account(self.tenant, self.calls_per_hour, self.spent)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written for a brief.
+
+    Attributes:
+        texts: One for each group: cleaned, validated, and verified where the strategy says so.
+        model: Who wrote them.
+        prompt_tokens: Of all calls together, as `usage` says.
+        completion_tokens: Likewise.
+    """
+
+    texts: tuple[str, ...] = field(repr=False)
+    model: str
+    prompt_tokens: int
+    completion_tokens: int

@@ -1,0 +1,80 @@
+"""A brief, or a portion of one, before one summary model: what fits, and the call that it makes."""
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+
+from proxy.compaction.brief import Brief, SummaryRoute
+from proxy.compaction.portions import Group
+from proxy.core.policy import SummaryShape
+from proxy.core.summary import prompt
+from proxy.dialects.completion import allowance_tokens, takes_cache_key
+from proxy.ports import SummaryCall
+
+# An answer takes at most this share of the summary model's window, whatever was asked for.
+ANSWER_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Sitting:
+    """A brief, or a portion of one, before one model.
+
+    Attributes:
+        brief: What is wanted.
+        route: Who is asked.
+        window: Tokens that the model is believed to take.
+        tokens: Size asked for.
+        earlier: Texts of earlier rounds that are shown.
+    """
+
+    brief: Brief
+    route: SummaryRoute
+    window: int
+    tokens: int
+    earlier: tuple[str, ...]
+
+    @property
+    def room(self) -> float:
+        """Counted tokens that instructions and prompt may take."""
+        answer = self.brief.shape.allowed(self.tokens) + allowance_tokens(self.route.model)
+        return (self.window - answer) / self.brief.ratio
+
+    async def prompt(self, groups: tuple[Group, ...], shape: SummaryShape) -> str:
+        """The data of a call, written beside the loop: it may be megabytes."""
+        brief = self.brief
+        return await asyncio.to_thread(
+            prompt,
+            groups,
+            shape,
+            task=brief.task,
+            earlier=self.earlier,
+            language=brief.language,
+            tokens=self.tokens,
+        )
+
+    def call(self, asked: str) -> SummaryCall:
+        """The transcript call that a prompt makes."""
+        brief, route = self.brief, self.route
+        return SummaryCall(
+            url=route.url,
+            headers=route.headers,
+            model=route.model,
+            system=brief.instructions,
+            prompt=asked,
+            max_tokens=brief.shape.allowed(self.tokens),
+            temperature=brief.shape.temperature,
+            cache_key=_cache_key(brief) if takes_cache_key(route.url) else "",
+        )
+
+
+def sitting(brief: Brief, route: SummaryRoute, window: int) -> Sitting:
+    """A whole brief before one model that is believed to take so many tokens."""
+    shape = brief.shape
+    most = int(window * ANSWER_SHARE) * shape.tokens // shape.max_tokens
+    return Sitting(brief, route, window, max(1, min(brief.tokens, most)), brief.earlier)
+
+
+def _cache_key(brief: Brief) -> str:
+    """Of a strategy and a tenant, so that summary calls and conversations do not share a cache's place."""
+    whose = hashlib.sha256(brief.tenant.encode()).hexdigest()[:16]
+    return f"compaction-{brief.shape.prompt}-{whose}"
