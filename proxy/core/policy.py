@@ -40,6 +40,7 @@ class Keep:
         tail: Newest messages up to this many tokens; where all of them would fit, it does not count.
         reaching: Whether the message that reaches `tail` still belongs to it.
         task: Whether the first user message stays in its place.
+        tool_results: Newest tool results that are never masked; 0: those in the tail only.
     """
 
     messages: int = 0
@@ -47,6 +48,7 @@ class Keep:
     tail: Limit | None = None
     reaching: bool = False
     task: bool = False
+    tool_results: int = 0
 
 
 @dataclass(frozen=True, slots=True)
