@@ -1,0 +1,126 @@
+"""The history of a conversation: its rounds, from every root it has, and what else has happened."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from proxy.adapters.memory_store import MemoryStore
+from proxy.adapters.sqlite_store import SqliteStore
+from proxy.core.event import COMPACTED, FAILED, MEASURED, Event
+from proxy.core.keys import rounds_key
+from proxy.history import KEPT_EVENTS, History, Installed, round_line
+from proxy.ports import Store
+from proxy.storage.records import Records
+
+DAY_S = 86_400.0
+WHO = ("t_1", "c_1")
+ROOTS = [bytes([number]) * 32 for number in (1, 2)]
+
+
+def ignored(_: object) -> None:
+    """Nothing fails here."""
+
+
+def place(number: int) -> bytes:
+    return number.to_bytes(64, "big")
+
+
+def made(number: int, *, conversation: str = "c_1", strategy: str = "chained") -> Event:
+    """The event of a round that was made `number` seconds after the epoch, at that place."""
+    return Event(
+        COMPACTED,
+        float(number),
+        conversation,
+        strategy=strategy,
+        round=number,
+        place=place(number).hex(),
+        tokens_after=10 * number,
+    )
+
+
+async def kept(records: Records, root: bytes, event: Event) -> None:
+    """What making a round does."""
+    await History(records, DAY_S).rooted("t_1", event.conversation, root)
+    line = round_line("t_1", root, event, DAY_S)
+    await records.save(f"{line.key}:{event.place}", {}, ttl_s=DAY_S, also=[line])
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "state.db")
+
+
+async def test_events_of_all_roots_and_of_none_come_oldest_first(store: Store) -> None:
+    records = Records(store, ignored)
+    history = History(records, DAY_S)
+    failed = Event(FAILED, 2.0, "c_1", reason="timeout")
+    await history.note("t_1", failed)
+    for root, event in ((ROOTS[0], made(1)), (ROOTS[1], made(3)), (ROOTS[0], made(4))):
+        await kept(records, root, event)
+    assert await History(Records(store, ignored), DAY_S).of(*WHO) == [made(1), failed, made(3), made(4)]
+    await records.close()
+
+
+async def test_a_conversation_that_begins_alike_has_a_history_of_its_own() -> None:
+    records = Records(MemoryStore(), ignored)
+    await kept(records, ROOTS[0], made(1))
+    await kept(records, ROOTS[0], made(2, conversation="c_2"))
+    history = History(records, DAY_S)
+    assert await history.of("t_1", "c_1") == [made(1)]
+    assert await history.of("t_1", "c_2") == [made(2, conversation="c_2")]
+    assert await history.of("t_2", "c_1") == []
+
+
+async def test_a_round_says_what_the_upstream_counted_first() -> None:
+    records = Records(MemoryStore(), ignored)
+    history = History(records, DAY_S)
+    await kept(records, ROOTS[0], made(1))
+    await kept(records, ROOTS[0], made(2))
+    for at, tokens in ((1.5, 111), (1.7, 222)):
+        await history.note("t_1", replace(made(1), kind=MEASURED, at=at, tokens_real=tokens))
+    assert await history.of(*WHO) == [replace(made(1), tokens_real=111), made(2)]
+
+
+async def test_the_rounds_that_are_installed_come_newest_first_whatever_made_them() -> None:
+    records = Records(MemoryStore(), ignored)
+    rounds = [made(1), made(2, strategy="full"), made(3)]
+    for root, event in zip([ROOTS[0], ROOTS[1], ROOTS[0]], rounds, strict=True):
+        await kept(records, root, event)
+    history = History(records, DAY_S)
+    await history.note("t_1", Event(FAILED, 9.0, "c_1"))
+    assert await history.places(*WHO) == [
+        Installed(place(number), rounds[number - 1]) for number in (3, 2, 1)
+    ]
+
+
+async def test_a_round_of_an_older_version_has_no_place_and_is_history_all_the_same() -> None:
+    records = Records(MemoryStore(), ignored)
+    await kept(records, ROOTS[0], replace(made(1), place=""))
+    await kept(records, ROOTS[0], replace(made(2), place="no digits"))
+    history = History(records, DAY_S)
+    assert [event.round for event in await history.of(*WHO)] == [1, 2]
+    assert await history.places(*WHO) == []
+
+
+async def test_what_is_no_event_is_passed_over() -> None:
+    records = Records(MemoryStore(), ignored)
+    await kept(records, ROOTS[0], made(1))
+    await records.append(rounds_key("t_1", ROOTS[0]), {"kind": 5}, ttl_s=DAY_S, keep=9)
+    assert await History(records, DAY_S).of(*WHO) == [made(1)]
+
+
+async def test_the_newest_events_stay() -> None:
+    history = History(Records(MemoryStore(), ignored), DAY_S)
+    for number in range(KEPT_EVENTS + 2):
+        await history.note("t_1", Event(FAILED, float(number), "c_1"))
+    assert [event.at for event in await history.of(*WHO)] == [
+        float(number) for number in range(2, KEPT_EVENTS + 2)
+    ]
+
+
+async def test_a_root_that_is_used_all_the_time_does_not_push_another_out() -> None:
+    history = History(Records(MemoryStore(), ignored), DAY_S)
+    for root in [ROOTS[0], *[ROOTS[1]] * 60]:
+        await history.rooted(*WHO, root)
+    assert await history.roots(*WHO) == (ROOTS[1], ROOTS[0])
