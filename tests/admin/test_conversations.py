@@ -1,0 +1,365 @@
+"""The admin API over a store in which a conversation has two rounds."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.adapters.memory_store import MemoryStore
+from proxy.admin.access import Access
+from proxy.admin.app import Readiness, create_admin
+from proxy.admin.conversations import Api
+from proxy.archive import Round, archived
+from proxy.conversations import Conversations
+from proxy.core.event import COMPACTED, Event
+from proxy.core.message import Call, Message
+from proxy.dialects.usage import Usage
+from proxy.history import History, round_line
+from proxy.owners import Owners
+from proxy.recall import Recall
+from proxy.steering import Steering
+from proxy.storage.records import Records
+from proxy.wishes import MAX_PINS, Wishes, Wishing, pin_id
+
+DAY_S = 86_400.0
+TENANT, NAME = "t_1", "c_0123456789abcdef01234567"
+PATH = f"/admin/v1/conversations/{NAME}"
+ROOT = bytes(32)
+KEY = "secret"
+
+
+def ignored(_: object) -> None:
+    """Failures of a store that the test makes fail on purpose."""
+
+
+def place(number: int) -> bytes:
+    return number.to_bytes(64, "big")
+
+
+class Faulty(MemoryStore):
+    """A store that can be away."""
+
+    away = False
+
+    async def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        if self.away:
+            raise OSError("gone")
+        return await super().read(keys)
+
+
+@dataclass
+class Place:
+    """An admin application and what is behind it."""
+
+    store: Faulty = field(default_factory=Faulty)
+
+    def __post_init__(self) -> None:
+        self.records = Records(self.store, ignored)
+        self.owners = Owners(self.records, DAY_S)
+        self.history = History(self.records, DAY_S)
+        self.wishing = Wishing(self.records, DAY_S)
+        recall = Recall(self.records, self.history)
+        self.steering = Steering(
+            self.records, self.owners, self.history, self.wishing, recall, now=lambda: 50.0
+        )
+
+    def client(self, *, key: str = "", base_path: str = "", peer: str = "127.0.0.1") -> httpx.AsyncClient:
+        ready = Readiness(ready=True, store="ok", version="1")
+        app = create_admin(lambda: ready, base_path, Api(self.steering, Access("127.0.0.1", key)))
+        transport = httpx.ASGITransport(app, client=(peer, 1))
+        return httpx.AsyncClient(transport=transport, base_url="http://localhost:4141")
+
+    async def round(self, number: int, *messages: Message) -> None:
+        """What a round commits."""
+        event = Event(
+            COMPACTED,
+            float(number),
+            NAME,
+            strategy="chained",
+            round=number,
+            place=place(number).hex(),
+            reason="percent",
+            model="small",
+            tokens_before=1_000 * number,
+            tokens_after=100 * number,
+            messages=len(messages),
+            summary="done",
+        )
+        await self.history.rooted(TENANT, NAME, ROOT)
+        made = Round(NAME, "chained", place(number), number, float(number))
+        taken = [(10 * number + index, f"m_{number}{index}", each) for index, each in enumerate(messages)]
+        item, line = archived(TENANT, ROOT, made, taken, DAY_S)
+        told = round_line(TENANT, ROOT, event, DAY_S)
+        await self.records.save(f"{item.key}:x", {}, ttl_s=DAY_S, also=[item, line, told])
+
+
+@asynccontextmanager
+async def two_rounds(**settings: Any) -> AsyncIterator[tuple[Place, httpx.AsyncClient]]:
+    """A conversation of two rounds and one request, and a client of its API."""
+    here = Place()
+    conversations = Conversations(here.records, DAY_S, lambda: 7.0)
+    conversations.note(TENANT, NAME, "gpt", 500, Usage(100, 10, 60))
+    await conversations.flush()
+    await here.owners.note(TENANT, NAME)
+    await here.round(1, Message("user", "The port is 4141."), Message("assistant", "Noted."))
+    call = Call("1", "read", '{"path": "port.txt"}')
+    await here.round(
+        2, Message("assistant", "", calls=(call,)), Message("tool", "port: 80 \ud83d", answers=("1",))
+    )
+    async with here.client(**settings) as client:
+        yield here, client
+    await here.records.close()
+
+
+def round_of(number: int, *, undone: bool = False) -> dict[str, Any]:
+    return {
+        "strategy": "chained",
+        "round": number,
+        "at": float(number),
+        "reason": "percent",
+        "model": "small",
+        "messages": 2,
+        "tokens_before": 1_000 * number,
+        "tokens_after": 100 * number,
+        "tokens_real": None,
+        "undone": undone,
+    }
+
+
+def error_of(answer: httpx.Response) -> tuple[int, str]:
+    """Status and code of an error that has OpenAI's shape."""
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return answer.status_code, error["code"]
+
+
+async def test_a_conversation_is_shown_with_its_totals_rounds_and_wishes() -> None:
+    async with two_rounds() as (here, client):
+        await here.wishing.pin(TENANT, NAME, "Use SI units.")
+        answer = await client.get(PATH)
+    assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
+    assert answer.json() == {
+        "id": NAME,
+        "totals": {
+            "model": "gpt",
+            "requests": 1,
+            "request_bytes": 500,
+            "prompt_tokens": 100,
+            "completion_tokens": 10,
+            "cached_tokens": 60,
+            "last_at": 7.0,
+        },
+        "rounds": [round_of(1), round_of(2)],
+        "pins": [{"id": pin_id("Use SI units."), "text": "Use SI units."}],
+        "compact": False,
+        "suppressed": False,
+    }
+
+
+async def test_a_conversation_that_has_only_been_seen_is_empty() -> None:
+    here = Place()
+    await here.owners.note(TENANT, NAME)
+    async with here.client() as client:
+        told = (await client.get(PATH)).json()
+    assert (told["totals"]["requests"], told["rounds"], told["pins"]) == (0, [], [])
+
+
+async def test_compact_marks_the_conversation_and_its_history() -> None:
+    async with two_rounds() as (here, client):
+        answer = await client.post(f"{PATH}/compact")
+        assert (answer.status_code, answer.json()) == (202, {"id": NAME, "compact": True})
+        assert await here.wishing.of(TENANT, NAME) == Wishes(compact=True)
+        events = (await client.get(f"{PATH}/events")).json()["events"]
+    assert [(event["kind"], event["at"]) for event in events] == [
+        ("compacted", 1.0),
+        ("compacted", 2.0),
+        ("marked", 50.0),
+    ]
+    assert events[0]["summary"] == "done"
+
+
+async def test_undo_takes_the_newest_rounds_back_one_by_one() -> None:
+    async with two_rounds() as (here, client):
+        answers = [await client.post(f"{PATH}/undo") for _ in range(3)]
+        assert [answer.json() for answer in answers[:2]] == [
+            round_of(2, undone=True),
+            round_of(1, undone=True),
+        ]
+        assert error_of(answers[2]) == (409, "nothing_to_undo")
+        assert await here.wishing.of(TENANT, NAME) == Wishes(undone=(place(2), place(1)), suppressed=True)
+        told = (await client.get(PATH)).json()
+        assert (told["rounds"], told["suppressed"]) == (
+            [round_of(1, undone=True), round_of(2, undone=True)],
+            True,
+        )
+        kinds = [event["kind"] for event in (await client.get(f"{PATH}/events")).json()["events"]]
+        assert kinds == ["compacted", "compacted", "undone", "undone"]
+
+
+async def test_pins_come_and_go() -> None:
+    async with two_rounds() as (_, client):
+        first = await client.post(f"{PATH}/pins", json={"text": " Use SI units. "})
+        second = await client.post(f"{PATH}/pins", json={"text": "Größe zählt"})
+        again = await client.post(f"{PATH}/pins", json={"text": "Use SI units."})
+        pins = (await client.get(f"{PATH}/pins")).json()["pins"]
+        gone = await client.delete(f"{PATH}/pins/{pins[0]['id']}")
+        missing = await client.delete(f"{PATH}/pins/{pins[0]['id']}")
+        kinds = [event["kind"] for event in (await client.get(f"{PATH}/events")).json()["events"]]
+    assert [pin["text"] for pin in pins] == ["Use SI units.", "Größe zählt"]
+    assert (first.status_code, second.json(), again.json()) == (201, {"pins": pins}, {"pins": pins})
+    assert (gone.status_code, gone.json()) == (200, {"pins": pins[1:]})
+    assert error_of(missing) == (404, "pin_not_found")
+    assert kinds == ["compacted", "compacted", "pinned", "pinned", "unpinned"]
+
+
+@pytest.mark.parametrize("text", ["", " ", "a\nb", "x" * 2_001])
+async def test_what_is_no_pin_is_refused(text: str) -> None:
+    async with two_rounds() as (_, client):
+        assert error_of(await client.post(f"{PATH}/pins", json={"text": text})) == (422, "invalid_pin")
+
+
+async def test_there_is_room_for_so_many_pins() -> None:
+    async with two_rounds() as (here, client):
+        for number in range(MAX_PINS):
+            await here.wishing.pin(TENANT, NAME, str(number))
+        answer = await client.post(f"{PATH}/pins", json={"text": "one more"})
+        assert error_of(answer) == (409, "too_many_pins")
+
+
+async def test_what_was_taken_out_is_found_and_given_whole() -> None:
+    async with two_rounds() as (_, client):
+        hits = (await client.get(f"{PATH}/search", params={"q": "port", "limit": 2})).json()["hits"]
+        whole = await client.get(f"{PATH}/messages/m_21")
+        missing = await client.get(f"{PATH}/messages/m_99")
+    assert hits == [
+        {
+            "message_id": f"m_2{index}",
+            "index": 20 + index,
+            "role": role,
+            "round": 2,
+            "strategy": "chained",
+            "at": 2.0,
+            "score": 1.0,
+            "snippet": snippet,
+        }
+        for index, role, snippet in (
+            (1, "tool", "port: 80 \ud83d"),
+            (0, "assistant", 'read({"path": "port.txt"})'),
+        )
+    ]
+    assert whole.json() == {
+        "id": "m_21",
+        "index": 21,
+        "role": "tool",
+        "text": "port: 80 \ud83d",
+        "round": 2,
+        "strategy": "chained",
+        "at": 2.0,
+    }
+    assert error_of(missing) == (404, "message_not_found")
+
+
+async def test_a_conversation_is_forgotten_whole_and_comes_back_when_it_is_used_again() -> None:
+    async with two_rounds() as (here, client):
+        await client.post(f"{PATH}/compact")
+        answer = await client.delete(PATH)
+        # rounds, archives, two archive records, their two checkpoints; totals, roots, events, wishes
+        assert (answer.status_code, answer.json()) == (200, {"deleted": 10})
+        assert error_of(await client.get(PATH)) == (404, "conversation_not_found")
+        await here.owners.note(TENANT, NAME)
+        told = (await client.get(PATH)).json()
+        assert (told["rounds"], told["compact"], told["totals"]["requests"]) == ([], False, 0)
+
+
+ROUTES = [
+    ("GET", ""), ("DELETE", ""), ("GET", "/events"), ("POST", "/compact"), ("POST", "/undo"),
+    ("GET", "/pins"), ("POST", "/pins"), ("DELETE", "/pins/p_1"), ("GET", "/search?q=x"),
+    ("GET", "/messages/m_1"),
+]  # fmt: skip
+
+
+async def requested(client: httpx.AsyncClient, method: str, url: str) -> httpx.Response:
+    return await client.request(method, url, json={"text": "pin"} if url.endswith("/pins") else None)
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_a_conversation_that_is_not_known_is_not_found(method: str, path: str) -> None:
+    async with two_rounds() as (_, client):
+        answer = await requested(client, method, f"/admin/v1/conversations/c_nobody{path}")
+    assert error_of(answer) == (404, "conversation_not_found")
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_while_the_store_is_away_it_says_so(method: str, path: str) -> None:
+    async with two_rounds() as (here, client):
+        here.store.away = True
+        answer = await requested(client, method, f"{PATH}{path}")
+    assert error_of(answer) == (503, "store_unavailable")
+
+
+@pytest.mark.parametrize(("method", "path"), [*ROUTES, ("GET", "/nothing")])
+async def test_nothing_is_told_without_the_key(method: str, path: str) -> None:
+    async with two_rounds(key=KEY) as (_, client):
+        answer = await requested(client, method, f"{PATH}{path}")
+    assert error_of(answer) == (401, "invalid_admin_key")
+
+
+async def test_the_key_opens_and_without_one_another_machine_is_refused() -> None:
+    async with two_rounds(key=KEY, peer="10.0.0.1") as (_, client):
+        answer = await client.get(PATH, headers={"authorization": f"Bearer {KEY}", "host": "proxy.example"})
+        assert answer.status_code == 200
+    async with two_rounds(peer="10.0.0.1") as (_, client):
+        assert error_of(await client.get(PATH)) == (403, "admin_key_required")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "/pins", b"{", 422),
+        ("POST", "/pins", b"{}", 422),
+        ("POST", "/pins", b'{"text": 5}', 422),
+        ("POST", "/pins", b'{"text": "\\ud800"}', 422),
+        ("GET", "/search", b"", 422),
+        ("GET", "/search?q=x&limit=0", b"", 422),
+        ("GET", "/search?q=x&limit=many", b"", 422),
+        ("GET", "/search?q=" + "x" * 1_001, b"", 422),
+    ],
+)
+async def test_bad_input_is_refused_in_openai_s_shape_and_not_repeated(
+    method: str, path: str, body: bytes, status: int
+) -> None:
+    async with two_rounds() as (_, client):
+        headers = {"content-type": "application/json"}
+        answer = await client.request(method, PATH + path, content=body, headers=headers)
+    assert error_of(answer)[0] == status
+    assert "x" * 100 not in answer.text
+
+
+async def test_a_wrong_method_or_path_is_refused_in_openai_s_shape() -> None:
+    async with two_rounds() as (_, client):
+        assert error_of(await client.put(PATH)) == (405, "method_not_allowed")
+        assert error_of(await client.get("/admin/v1/nothing")) == (404, "not_found")
+
+
+@pytest.mark.parametrize("base_path", ["", "/compaction"])
+async def test_the_api_is_described_where_it_is(base_path: str) -> None:
+    async with two_rounds(base_path=base_path) as (_, client):
+        described = (await client.get(f"{base_path}/admin/v1/openapi.json")).json()
+        assert (await client.get(base_path + PATH)).status_code == 200
+    start = f"{base_path}/admin/v1/conversations/{{conversation}}"
+    assert set(described["paths"]) == {
+        f"{start}{path}"
+        for path in (
+            "", "/events", "/compact", "/undo", "/pins", "/pins/{pin}", "/search", "/messages/{message}",
+        )
+    }  # fmt: skip
+    assert described["components"]["securitySchemes"] == {"HTTPBearer": {"type": "http", "scheme": "bearer"}}
+    assert "Conversation" in described["components"]["schemas"]
+
+
+async def test_health_needs_no_key() -> None:
+    async with two_rounds(key=KEY) as (_, client):
+        assert (await client.get("/livez")).status_code == 200
