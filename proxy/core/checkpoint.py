@@ -119,7 +119,7 @@ def place(prefix: bytes, exact: bytes, spans: Iterable[Span], variant: str = "")
     their latest: they have checkpoints of their own. So have several ways to replace the same spans, told
     apart by `variant`.
     """
-    edges = ",".join(f"{span.start}-{span.stop}" for span in spans) + variant
+    edges = ",".join(f"{span.start}-{span.stop}" for span in spans) + (f"/{variant}" if variant else "")
     return prefix + hashlib.sha256(exact + edges.encode()).digest()
 
 
@@ -270,7 +270,7 @@ def _result(fields: Sequence[Any]) -> Result:
 
 def _stand_ins(fields: Sequence[Any] | None) -> tuple[Message, ...]:
     """What stands in for a span. Version 0.1 wrote one message, or null for nothing."""
-    if not fields:
+    if fields is None or fields == []:
         return ()
     return tuple(_stand_in(each) for each in ([fields] if isinstance(fields[0], str) else fields))
 
@@ -294,5 +294,6 @@ def _sound(checkpoint: Checkpoint) -> bool:
         and all(span.start < span.stop for span in checkpoint.spans)
         and len(checkpoint.spans) == len(checkpoint.stand_ins)
         and (checkpoint.carried is None or type(checkpoint.carried) is int)
-        and all(len(put) == 1 for span, put in checkpoint.pieces if span.start in checkpoint.edited)
+        and checkpoint.edited
+        <= {span.start for span, put in checkpoint.pieces if span.stop - span.start == len(put) == 1}
     )

@@ -7,23 +7,28 @@ there was, and the handle by which all of it can be found again.
 import re
 from collections.abc import Iterator, Sequence
 
+from proxy.core.defang import defanged
 from proxy.core.message import Call, Message
 
 # A masked result takes about this much, in tokens; shorter ones are left as they are.
 MASK_TOKENS = 48
 ARGUMENT_CHARACTERS = 80
 ERROR_CHARACTERS = 120
+# So much of a line is shown in front of the word that tells of an error.
+LEAD_CHARACTERS = 40
 # Characters at both ends of a result in which an error is looked for.
 _SEEN_CHARACTERS = 20_000
 
+# It matches from the start of a word only and looks at 70 characters of it: time is linear in the text.
 _ERROR = re.compile(
-    r"^.{0,200}\b(?:[A-Z]\w{0,60}(?:Error|Exception)|error|fatal|FAILED|Traceback|panic|denied)\b.{0,200}$",
-    re.MULTILINE,
+    r"\b(?:(?:[A-Z]\w{0,60})?(?:Error|Exception)|ERROR|error|fatal|FAILED|Traceback|panic|denied)\b"
 )
 _STRING = re.compile(
     r'"((?:path|file_?path|file|command|cmd|query|url|pattern|name|id)\w*)"\s*:\s*"((?:[^"\\]|\\.){1,300})'
 )
-_BLANK = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200b\u2028-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]+")
+_BLANK = re.compile(r"\s+")
+# A mask stands in square brackets; nothing inside may look like them.
+_BRACKETS = str.maketrans("[\uff3b\u3010\u3014\u27e6]\uff3d\u3011\u3015\u27e7", "(((((" + ")))))")
 
 # Ranks, from what goes first.
 WORTHLESS, OLD, TELLING = range(3)
@@ -31,7 +36,7 @@ WORTHLESS, OLD, TELLING = range(3)
 
 def one_line(text: str, characters: int) -> str:
     """The text on one line, cut, without what cannot be seen and without the marks of chat templates."""
-    plain = _BLANK.sub(" ", text[: 4 * characters]).replace("<|", "< |").strip()
+    plain = _BLANK.sub(" ", defanged(text[: 4 * characters])).strip()
     return plain if len(plain) <= characters else plain[: characters - 1] + "…"
 
 
@@ -43,7 +48,10 @@ def first_error(text: str) -> str:
         else text[:_SEEN_CHARACTERS] + "\n" + text[-_SEEN_CHARACTERS:]
     )
     found = _ERROR.search(seen)
-    return one_line(found[0], ERROR_CHARACTERS) if found else ""
+    if found is None:
+        return ""
+    start = max(seen.rfind("\n", 0, found.start()) + 1, found.start() - LEAD_CHARACTERS)
+    return one_line(seen[start : found.end() + ERROR_CHARACTERS].partition("\n")[0], ERROR_CHARACTERS)
 
 
 def subject(call: Call) -> str:
@@ -72,12 +80,12 @@ def masked_text(message: Message, call: Call | None, handle: str) -> str:
         call: What it answers, if known.
         handle: Its message id.
     """
-    asked = f"{call.name} {subject(call)}".strip() if call else "result"
+    asked = one_line(f"{call.name} {subject(call)}" if call else "", 2 * ARGUMENT_CHARACTERS) or "result"
     lines = message.text.count("\n") + 1 if message.text else 0
     size = f"{lines:,} lines, {len(message.text):,} characters"
     error = first_error(message.text)
     told = f"; {error}" if error else ""
-    return f"[{one_line(asked, 2 * ARGUMENT_CHARACTERS)}: {size}{told}; left out, {handle}]"
+    return f"[{f'{asked}: {size}{told}'.translate(_BRACKETS)}; left out, {handle}]"
 
 
 def ranks(messages: Sequence[Message]) -> dict[int, int]:
@@ -85,20 +93,24 @@ def ranks(messages: Sequence[Message]) -> dict[int, int]:
 
     First what is empty, was said again later, or was read again later; last what tells of an error.
     """
+    return {index: _rank(messages[index], again=again) for index, again in _repeated(messages).items()}
+
+
+def _repeated(messages: Sequence[Message]) -> dict[int, bool]:
+    """Whether each tool result was said again, or read again, later; by index."""
     calls = answered_calls(messages)
     later_texts: set[str] = set()
     later_reads: set[tuple[str, str]] = set()
-    found: dict[int, int] = {}
+    found: dict[int, bool] = {}
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]
         if not message.answers:
             continue
         call = calls.get(index)
-        read = (call.name, call.arguments) if call else ("", "")
-        again = message.text in later_texts or (call is not None and read in later_reads)
-        found[index] = _rank(message, again=again)
+        read = (call.name, call.arguments) if call else None
+        found[index] = message.text in later_texts or read in later_reads
         later_texts.add(message.text)
-        later_reads.add(read)
+        later_reads |= {read} if read else set()
     return found
 
 
@@ -110,5 +122,6 @@ def _rank(message: Message, *, again: bool) -> int:
 
 def first_to_go(messages: Sequence[Message], among: Sequence[int]) -> Iterator[int]:
     """The tool results among the given indices, in the order in which to mask them."""
-    rank = ranks(messages)
-    yield from sorted((index for index in among if index in rank), key=lambda index: (rank[index], index))
+    again = _repeated(messages)
+    rank = {index: _rank(messages[index], again=again[index]) for index in among if index in again}
+    yield from sorted(rank, key=lambda index: (rank[index], index))

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from proxy.core.checkpoint import Checkpoint
 from proxy.core.message import Message, Span, latest_user
 from proxy.core.policy import Policy
-from proxy.core.tail import Room, boundary, chain_records
+from proxy.core.tail import Room, boundary, chain_records, sizes
 from proxy.core.trigger import Gained
 
 # Runs smaller than this are not worth a summary, in tokens.
@@ -93,21 +93,19 @@ def plan(
     latest = latest_user(messages)
     moves = policy.frame.request is not None
     stay = {latest if not moves else None, task_index(messages) if policy.keep.task else None}
-    taken = [index for index in range(stop) if index not in stay]
-    fresh = tuple(index for index in taken if not (earlier and index in earlier.gone))
-    if not fresh:
+    gone = earlier.gone if earlier else frozenset()
+    taken = sorted((gone | set(range(stop))) - stay)  # what is gone stays gone, even where more is kept now
+    fresh = tuple(index for index in taken if index not in gone)
+    carried = latest if moves and latest in taken else None
+    if not fresh or fresh == (carried,):
         return None
-    number = (earlier.round if earlier else 0) + 1
     if policy.takes == "runs":
         return _runs(messages, policy, earlier, room, fresh)
     if policy.earlier == "leave":
-        return _added(number, stop, earlier, (fresh,), summarised=policy.summary is not None)
+        return _added(stop, earlier, (fresh,), summarised=policy.summary is not None)
     if policy.earlier == "freeze":
         return _chained(messages, policy, earlier, room, taken)
-    carried = latest if moves and latest is not None and latest < stop else None
-    spans = tuple(_together(taken))
-    fills = (Fill("text"), *(Fill("nothing") for _ in spans[1:]))
-    return Plan(number, stop, spans, fills, (fresh,), carried)
+    return _integrated(stop, earlier, taken, fresh, carried)
 
 
 def gained(messages: Sequence[Message], earlier: Checkpoint | None) -> Gained:
@@ -143,24 +141,55 @@ def _before(earlier: Checkpoint | None) -> list[tuple[Span, Fill]]:
     return [(span, Fill("before", k)) for k, span in enumerate(earlier.spans if earlier else ())]
 
 
-def _added(
-    number: int, stop: int, earlier: Checkpoint | None, groups: Sequence[Sequence[int]], *, summarised: bool
+def _edits_outside(earlier: Checkpoint | None, taken: Sequence[int]) -> list[tuple[Span, Fill]]:
+    """Messages that the earlier round shortened and this one leaves in place."""
+    edited = (earlier.edited if earlier else frozenset()).difference(taken)
+    return [(span, fill) for span, fill in _before(earlier) if span.start in edited]
+
+
+def _next(
+    stop: int,
+    earlier: Checkpoint | None,
+    pieces: Sequence[tuple[Span, Fill]],
+    groups: Sequence[Sequence[int]],
 ) -> Plan:
-    """Round `number`: these groups replaced beside what the earlier round did; edits inside them go."""
+    """The round behind the earlier one. It never speaks of less: the deepest round is the one that holds."""
+    placed = sorted(pieces)
+    return Plan(
+        round=(earlier.round if earlier else 0) + 1,
+        length=max(stop, placed[-1][0].stop, earlier.length if earlier else 0),
+        spans=tuple(span for span, _ in placed),
+        fills=tuple(fill for _, fill in placed),
+        groups=tuple(tuple(group) for group in groups),
+    )
+
+
+def _integrated(
+    stop: int,
+    earlier: Checkpoint | None,
+    taken: Sequence[int],
+    fresh: Sequence[int],
+    carried: int | None,
+) -> Plan:
+    """One stand-in for all that is taken, earlier rounds included."""
+    first, *others = _together(taken)
+    pieces = [(first, Fill("text")), *((span, Fill("nothing")) for span in others)]
+    made = _next(stop, earlier, [*pieces, *_edits_outside(earlier, taken)], (fresh,))
+    return replace(made, carried=carried)
+
+
+def _added(
+    stop: int, earlier: Checkpoint | None, groups: Sequence[Sequence[int]], *, summarised: bool
+) -> Plan:
+    """These groups replaced beside what the earlier round did; edits inside them go."""
     new: list[tuple[Span, Fill]] = []
     for group_number, group in enumerate(groups):
         first, *others = _together(group)
         new.append((first, Fill("text", group_number) if summarised else Fill("nothing")))
         new += [(span, Fill("nothing")) for span in others]
     inside = {index for group in groups for index in group}
-    pieces = sorted([*(each for each in _before(earlier) if each[0].start not in inside), *new])
-    return Plan(
-        round=number,
-        length=max(stop, pieces[-1][0].stop),
-        spans=tuple(span for span, _ in pieces),
-        fills=tuple(fill for _, fill in pieces),
-        groups=tuple(tuple(group) for group in groups) if summarised else (),
-    )
+    before = [each for each in _before(earlier) if each[0].start not in inside]
+    return _next(stop, earlier, [*before, *new], groups if summarised else ())
 
 
 def _runs(
@@ -168,9 +197,9 @@ def _runs(
 ) -> Plan | None:
     """Runs of assistant and tool messages, the earliest first, until the request is under T."""
     groups: list[list[int]] = []
-    size = room.size
+    size, forwarded = room.size, sizes(messages, earlier)
     for run in _spoken(messages, fresh):
-        tokens = sum(messages[index].tokens for index in run)
+        tokens = sum(forwarded[index] for index in run)
         if tokens < LEAST_RUN_TOKENS:
             continue
         groups.append(run)
@@ -179,8 +208,7 @@ def _runs(
             break
     if not groups:
         return None
-    number = (earlier.round if earlier else 0) + 1
-    return _added(number, groups[-1][-1] + 1, earlier, groups, summarised=True)
+    return _added(groups[-1][-1] + 1, earlier, groups, summarised=True)
 
 
 def _spoken(messages: Sequence[Message], indices: Sequence[int]) -> Iterator[list[int]]:
@@ -208,18 +236,10 @@ def _chained(
     spans = tuple(_together(taken))
     task = task_index(messages)
     holder = next((k for k, span in enumerate(spans) if task is None or span.start > task), 0)
-    fills = tuple(Fill("records") if k == holder else Fill("nothing") for k in range(len(spans)))
-    fresh = tuple(index for index in taken if index not in gone)
-    number = (earlier.round if earlier else 0) + 1
-    later = [each for each in _before(earlier) if each[0].start > taken[-1]]  # results capped at first sight
-    return Plan(
-        round=number,
-        length=later[-1][0].stop if later else taken[-1] + 1,
-        spans=(*spans, *(span for span, _ in later)),
-        fills=(*fills, *(fill for _, fill in later)),
-        groups=(fresh,),
-        frozen=kept,
-    )
+    pieces = [(span, Fill("records" if k == holder else "nothing")) for k, span in enumerate(spans)]
+    fresh = [index for index in taken if index not in gone]
+    made = _next(taken[-1] + 1, earlier, [*pieces, *_edits_outside(earlier, taken)], (fresh,))
+    return replace(made, frozen=kept)
 
 
 def _too_long(policy: Policy, earlier: Checkpoint | None, room: Room) -> bool:

@@ -75,5 +75,5 @@ def stand_in_text(frame: Frame, number: int, summary: str, *, task: str = "", re
     if frame.integrates and number > 1:
         rounds = "round" if number == 2 else "rounds"
         parts.append(f"This summary incorporates context from {number - 1} previous compaction {rounds}.")
-    text = frame.opening.format(round=number) + "\n\n".join(parts) + frame.closing
+    text = frame.opening.replace("{round}", str(number)) + "\n\n".join(parts) + frame.closing
     return f"{text}\n\n{frame.request}{request}" if frame.request and request else text

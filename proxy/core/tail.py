@@ -41,7 +41,7 @@ def boundary(
     forwarded = sizes(messages, earlier)
     keep = policy.keep
     stop = min(
-        len(messages) - _kept_messages(effective, keep.messages, earlier),
+        _first_kept(messages, effective, keep.messages, earlier),
         _iteration(messages, keep.iterations),
         len(messages) - _kept_tokens(forwarded, keep, _tail_tokens(policy, room)),
     )
@@ -82,11 +82,17 @@ def _edge(messages: Sequence[Message], at: int) -> int:
     return max((unit.start for unit in units(messages) if unit.start <= at), default=0)
 
 
-def _kept_messages(effective: Sequence[Message], keep: int, earlier: Checkpoint | None) -> int:
-    """How many of the client's messages are among the last `keep` of the effective list."""
-    ours = {id(each) for _, put in (earlier.pieces if earlier else ()) for each in put if not each.answers}
+def _first_kept(
+    messages: Sequence[Message], effective: Sequence[Message], keep: int, earlier: Checkpoint | None
+) -> int:
+    """Index of the first of the client's messages that are among the last `keep` of the effective list."""
+    gone, edited = (earlier.gone, earlier.edited) if earlier else (frozenset(), frozenset())
+    pieces = earlier.pieces if earlier else ()
+    ours = {id(each) for span, put in pieces if span.start not in edited for each in put}
     tail = effective[max(0, len(effective) - keep) :] if keep else ()
-    return sum(1 for message in tail if not message.privileged and id(message) not in ours)
+    kept = sum(1 for message in tail if not message.privileged and id(message) not in ours)
+    present = [index for index in range(len(messages)) if index not in gone]
+    return present[-kept] if kept else len(messages)
 
 
 def _iteration(messages: Sequence[Message], keep: int) -> int:

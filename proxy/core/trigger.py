@@ -74,8 +74,9 @@ class Marks:
 
 def marks(rows: Sequence[Row], budget: Budget, soft_share: float, hard_percent: float) -> Marks:
     """The marks of a strategy's rows (DESIGN.md §5.6)."""
-    trigger = min(mark(rows, budget) or budget.usable, budget.usable)
-    soft = int(soft_share * trigger) if soft_share and mark(rows, budget) else None
+    named = [tokens for row in rows if row.active and (tokens := row.token_mark(budget))]
+    trigger = min([*named, budget.usable])
+    soft = int(soft_share * trigger) if soft_share and named else None
     return Marks(soft, trigger, min(max(int(budget.usable * hard_percent / 100), trigger), budget.usable))
 
 
