@@ -1,21 +1,32 @@
 """What an upstream teaches about its models: the true window from its errors, the true count from its usage.
 
+Where it tells its window for the asking, that is taken too, and where it cuts a request in silence, its count
+gives the window away.
+
 One record per tenant, upstream origin and model, held in the process and kept in the store for a day, so that
 a restart does not have to run into the same error again. Per tenant, because errors echo requests and counts
 follow them: what one tenant's requests provoke must not shape another's.
 
 Replicas learn from each other: behind a request now and then, which does not wait for it, the record is read
-again. What counts is the ratio of whoever has seen most answers, and the smallest window.
+again. What counts is the ratio of whoever has seen most answers, the smallest window that an error named, and
+the latest that was told.
 """
 
 import asyncio
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Container
+from dataclasses import replace
 
-from proxy.core.calibration import Calibration
+import structlog
+
+from proxy.core.calibration import MAX_RATIO, Calibration
 from proxy.core.keys import model_key
+from proxy.core.learned import Learned, from_fields, merged, to_fields
+from proxy.core.truncation import Answered, judged
+from proxy.guard import contained
+from proxy.logs import NOT_OBSERVED, UPSTREAM_TRUNCATES
 from proxy.storage.records import Fields, Records
 
 # Providers change what they serve behind a name; what was learned is believed this long, in seconds.
@@ -26,29 +37,10 @@ KEPT_STEP = 0.02
 # What other replicas have learned is asked for this often, in seconds, and of so many models at once.
 LOOK_EVERY_S = 10.0
 LOOKS_AT_ONCE = 4
+# Conversations of which the last answer is remembered.
+MAX_THREADS = 4_096
 
-
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """What is known of one model at one upstream.
-
-    Attributes:
-        calibration: How the upstream's count relates to ours.
-        window: Largest input that an error named, in tokens; None if none did.
-        until: When the window is no longer believed, in seconds since the epoch.
-    """
-
-    calibration: Calibration
-    window: int | None = None
-    until: float = 0.0
-
-
-def _merged(ours: Learned, theirs: Learned, now: float) -> Learned:
-    """What two replicas know: the ratio of the one that saw more, and the smaller window that is believed."""
-    calibration = max(ours.calibration, theirs.calibration, key=lambda each: each.observations)
-    believed = [each for each in (ours, theirs) if each.window and each.until > now]
-    narrower = min(believed, key=lambda each: (each.window or 0, -each.until), default=ours)
-    return Learned(calibration, narrower.window, narrower.until)
+_log = structlog.get_logger()
 
 
 class Learning:
@@ -73,6 +65,8 @@ class Learning:
         self._kept: dict[str, float] = {}  # the ratio's logarithm as the store has it
         self._looked: dict[str, float] = {}
         self._looking: set[asyncio.Task[None]] = set()
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._last: OrderedDict[tuple[str, str | bytes], Answered] = OrderedDict()
 
     async def of(self, tenant: str, origin: str, model: str) -> Learned:
         """What is known of a model. The store is waited for once in the life of the process."""
@@ -88,6 +82,13 @@ class Learning:
         key = model_key(tenant, origin, model)
         self._look_behind(key, model)
         return self._fresh(key).window if key in self._known else None
+
+    def window_for(self, tenant: str, origin: str, model: str, configured: int | None) -> int:
+        """The window to reckon with (`Learned.window_for`), as far as this process knows it already."""
+        key = model_key(tenant, origin, model)
+        self._look_behind(key, model)
+        known = self._fresh(key) if key in self._known else Learned(Calibration.prior(model))
+        return known.window_for(model, configured)
 
     def calibration(self, tenant: str, origin: str, model: str) -> Calibration:
         """How the upstream counts, as far as this process knows it already."""
@@ -112,11 +113,89 @@ class Learning:
         if abs(learned.calibration.mean - self._kept.get(key, math.inf)) >= KEPT_STEP:
             await self._keep(key, model)
 
+    async def answered(
+        self,
+        tenant: str,
+        origin: str,
+        model: str,
+        answer: Answered,
+        *,
+        thread: str | bytes | None,
+        echoed: Callable[[], Container[int]],
+    ) -> bool:
+        """Learn from the usage of an answer. Whether the upstream had cut the request in silence.
+
+        Args:
+            tenant: Whose request it was.
+            origin: Of the upstream.
+            model: The model that answered.
+            answer: What was counted.
+            thread: The conversation's root or id; None if it has none, or branches without order.
+            echoed: Gives the numbers that stand in the request, of which none is taken for a window. Called
+                only where it matters.
+        """
+        known = await self.of(tenant, origin, model)
+        key = model_key(tenant, origin, model)
+        last = self._follow(key, thread, answer)
+        verdict = judged(answer, last, known.calibration)
+        if verdict == "truncated" and answer.prompt not in echoed():
+            if known.window is None or answer.prompt < known.window:
+                counts = {"tokens_estimated": answer.estimate, "tokens_counted": answer.prompt}
+                _log.warning(UPSTREAM_TRUNCATES, model=model, **counts)
+            await self.overflowed(tenant, origin, model, answer.prompt)
+            return True
+        if verdict == "whole":
+            await self._accept(key, model, answer)
+            await self.observed(tenant, origin, model, answer.estimate, answer.prompt)
+        return False
+
+    def discover(
+        self, tenant: str, origin: str, model: str, ask: Callable[[], Awaitable[int | None]]
+    ) -> None:
+        """Let the upstream be asked for the window, behind whoever calls, once in a day.
+
+        Nothing is asked of a model that this process has not looked up yet (`of`).
+        """
+        key = model_key(tenant, origin, model)
+        known = self._known.get(key)
+        due = known is not None and known.asked_until <= self._now()
+        if due and key not in self._asking and len(self._asking) < LOOKS_AT_ONCE:
+            self._asking[key] = task = asyncio.create_task(self._discover(key, model, ask))
+            task.add_done_callback(lambda _: self._asking.pop(key, None))
+
     async def close(self) -> None:
         """End what is under way."""
-        for task in self._looking:
+        tasks = [*self._looking, *self._asking.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._looking, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _follow(self, key: str, thread: str | bytes | None, answer: Answered) -> Answered | None:
+        """The answer before this one in a conversation, which this one takes the place of."""
+        if thread is None:
+            return None
+        last = self._last.pop((key, thread), None)
+        self._last[key, thread] = answer
+        if len(self._last) > MAX_THREADS:
+            self._last.popitem(last=False)
+        return last
+
+    async def _accept(self, key: str, model: str, answer: Answered) -> None:
+        """An answered request shows that the window is at least as large, if its count can be true."""
+        known = self._fresh(key)
+        if answer.prompt > known.told(model) and answer.prompt <= MAX_RATIO * answer.estimate:
+            until = self._now() + BELIEVED_S
+            self._remember(key, replace(known, accepted=answer.prompt, accepted_until=until))
+            await self._keep(key, model)
+
+    async def _discover(self, key: str, model: str, ask: Callable[[], Awaitable[int | None]]) -> None:
+        found = None
+        with contained(_not_discovered):
+            found = await ask()
+        known = self._known.get(key) or Learned(Calibration.prior(model))
+        until = self._now() + BELIEVED_S
+        self._remember(key, replace(known, discovered=found, asked_until=until))
+        await self._keep(key, model)
 
     def _look_behind(self, key: str, model: str) -> None:
         """Look if it is time, behind whoever asks."""
@@ -132,7 +211,7 @@ class Learning:
         [fields] = await self._records.find([key], fresh=True)
         theirs = self._from(fields, model)
         ours = self._known.get(key)  # as it is now: something may have been learned meanwhile
-        self._remember(key, _merged(ours, theirs, self._now()) if ours else theirs)
+        self._remember(key, merged(ours, theirs, self._now()) if ours else theirs)
         self._looked[key] = self._clock()
         if fields is None:
             self._kept.pop(key, None)
@@ -140,8 +219,12 @@ class Learning:
             self._kept[key] = theirs.calibration.mean
 
     def _fresh(self, key: str) -> Learned:
-        known = self._known[key]
-        return replace(known, window=None) if known.window and known.until <= self._now() else known
+        known, now = self._known[key], self._now()
+        if known.window and known.until <= now:
+            known = replace(known, window=None)
+        if known.discovered and known.asked_until <= now:
+            known = replace(known, discovered=None)
+        return replace(known, accepted=0) if known.accepted and known.accepted_until <= now else known
 
     def _remember(self, key: str, learned: Learned) -> None:
         if key not in self._known and len(self._known) >= MAX_MODELS:
@@ -156,19 +239,14 @@ class Learning:
         await self._look(key, model)
         learned = self._known[key]
         self._kept[key] = learned.calibration.mean
-        calibration = learned.calibration.to_dict()
-        fields = {"window": learned.window, "until": learned.until, "calibration": calibration}
-        await self._records.keep(key, fields, ttl_s=BELIEVED_S)
+        await self._records.keep(key, to_fields(learned), ttl_s=BELIEVED_S)
 
     def _from(self, fields: Fields | None, model: str) -> Learned:
-        if fields is not None:
-            try:
-                window = fields["window"]
-                return Learned(
-                    Calibration.from_dict(fields["calibration"]),
-                    window if type(window) is int and window > 0 else None,
-                    float(fields["until"]),
-                )
-            except (KeyError, ValueError, TypeError):
-                pass
-        return Learned(Calibration.prior(model))
+        try:
+            return from_fields(fields) if fields is not None else Learned(Calibration.prior(model))
+        except (KeyError, ValueError, TypeError):
+            return Learned(Calibration.prior(model))
+
+
+def _not_discovered(error: BaseException) -> None:
+    _log.warning(NOT_OBSERVED, error=type(error).__name__)

@@ -23,6 +23,7 @@ STORE_FAILED = "store.failed"
 TOKENIZER_FAILED = "tokenizer.failed"
 TAP_FAILED = "relay.tap_failed"
 NOT_OBSERVED = "relay.not_observed"
+UPSTREAM_TRUNCATES = "upstream.truncates"
 CONVERSATIONS_NOT_WRITTEN = "conversations.not_written"
 
 CREDENTIAL_KEYS = frozenset(

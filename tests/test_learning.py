@@ -1,12 +1,15 @@
 """What an upstream has taught outlives the process, and nothing of it is lost on the way."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
 from proxy import learning as module
 from proxy.adapters.memory_store import MemoryStore
+from proxy.core.calibration import Calibration
+from proxy.core.keys import model_key
+from proxy.core.truncation import Answered
 from proxy.errors import StoreUnavailable
 from proxy.learning import BELIEVED_S, LOOK_EVERY_S, LOOKS_AT_ONCE, Learning
 from proxy.ports import Store
@@ -163,3 +166,154 @@ async def test_of_many_models_only_a_few_are_looked_up_at_once() -> None:
     assert len(learning._looking) == LOOKS_AT_ONCE
     await learning.close()
     assert learning._looking == set()
+
+
+async def answered(
+    learning: Learning, estimate: int, prompt: int, *, thread: str = "c", echoed: frozenset[int] = frozenset()
+) -> bool:
+    answer = Answered(estimate, prompt)
+    return await learning.answered(TENANT, ORIGIN, MODEL, answer, thread=thread, echoed=lambda: echoed)
+
+
+async def window(learning: Learning, configured: int | None = None, model: str = MODEL) -> int:
+    return (await learning.of(TENANT, ORIGIN, model)).window_for(model, configured)
+
+
+async def test_a_configured_window_beats_a_learned_one_that_beats_a_discovered_one_that_beats_the_table() -> (
+    None
+):
+    learning = Learning(Records(MemoryStore(), ignored))
+    assert await window(learning) == 128_000
+    assert await window(learning, model="gpt-4") == 8_192
+    await learning.of(TENANT, ORIGIN, MODEL)
+    learning.discover(TENANT, ORIGIN, MODEL, told(50_000))
+    await settled(learning)
+    assert await window(learning) == 50_000
+    await learning.overflowed(TENANT, ORIGIN, MODEL, 60_000)
+    assert await window(learning) == 60_000
+    assert await window(learning, 40_000) == 40_000
+    assert await window(learning, 70_000) == 60_000
+    assert learning.window_for(TENANT, ORIGIN, MODEL, 70_000) == 60_000
+    assert learning.window_for(TENANT, ORIGIN, "gpt-4", None) == 8_192
+
+
+async def test_an_answer_to_more_than_the_known_window_raises_it_but_never_a_configured_one() -> None:
+    store = MemoryStore()
+    learning = Learning(Records(store, ignored))
+    assert not await answered(learning, 140_000, 150_000)
+    assert await window(learning) == 150_000
+    assert await window(learning, 100_000) == 100_000
+    assert await window(Learning(Records(store, ignored))) == 150_000
+
+
+async def test_a_count_that_cannot_be_true_raises_nothing() -> None:
+    learning = Learning(Records(MemoryStore(), ignored))
+    await answered(learning, 10_000, 150_000)
+    assert await window(learning) == 128_000
+
+
+async def test_what_was_answered_is_believed_for_a_day() -> None:
+    now = [0.0]
+    learning = Learning(Records(MemoryStore(), ignored), lambda: now[0])
+    await answered(learning, 140_000, 150_000)
+    now[0] = BELIEVED_S
+    assert await window(learning) == 128_000
+
+
+async def test_a_silent_cut_gives_the_window_away() -> None:
+    learning = Learning(Records(MemoryStore(), ignored))
+    for _ in range(3):
+        await answered(learning, 1_000, 1_070)
+    assert await answered(learning, 20_000, 4_098)
+    assert await window(learning) == 4_098
+    assert learning.calibration(TENANT, ORIGIN, MODEL).observations == 3  # the cut says nothing of the ratio
+
+
+async def test_a_count_that_stands_still_while_the_conversation_grows_gives_the_window_away() -> None:
+    learning = Learning(Records(MemoryStore(), ignored))
+    assert not await answered(learning, 8_000, 2_050)
+    assert learning.calibration(TENANT, ORIGIN, MODEL) == Calibration.prior(MODEL)
+    assert await answered(learning, 9_000, 2_050)
+    assert await window(learning) == 2_050
+
+
+async def test_a_count_of_another_conversation_is_no_sign() -> None:
+    learning = Learning(Records(MemoryStore(), ignored))
+    assert not await answered(learning, 8_000, 2_050, thread="a")
+    assert not await answered(learning, 9_000, 2_050, thread="b")
+    assert await window(learning) == 128_000
+
+
+async def test_a_number_that_stands_in_the_request_is_never_learned() -> None:
+    learning = Learning(Records(MemoryStore(), ignored))
+    await answered(learning, 8_000, 2_050)
+    assert not await answered(learning, 9_000, 2_050, echoed=frozenset({2_050}))
+    assert await window(learning) == 128_000
+
+
+def told(tokens: int | None, asked: list[None] | None = None) -> Callable[[], Awaitable[int | None]]:
+    """An upstream that tells its window."""
+
+    async def ask() -> int | None:
+        if asked is not None:
+            asked.append(None)
+        return tokens
+
+    return ask
+
+
+async def settled(learning: Learning) -> None:
+    while learning._asking:  # noqa: ASYNC110 - nobody is told
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("tokens", [50_000, None])
+async def test_an_upstream_is_asked_once_in_a_day_whoever_asks(tokens: int | None) -> None:
+    store, now, asked = MemoryStore(), [0.0], list[None]()
+    for _ in range(2):
+        learning = Learning(Records(store, ignored), lambda: now[0])
+        for _ in range(3):
+            await learning.of(TENANT, ORIGIN, MODEL)
+            learning.discover(TENANT, ORIGIN, MODEL, told(tokens, asked))
+            await settled(learning)
+        assert await window(learning) == (tokens or 128_000)
+    assert len(asked) == 1
+    now[0] = BELIEVED_S
+    learning.discover(TENANT, ORIGIN, MODEL, told(tokens, asked))
+    await settled(learning)
+    assert len(asked) == 2
+
+
+async def test_no_request_waits_while_an_upstream_is_asked() -> None:
+    learning = Learning(Records(MemoryStore(), ignored))
+    await learning.of(TENANT, ORIGIN, MODEL)
+    never: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+    for _ in range(3):
+        learning.discover(TENANT, ORIGIN, MODEL, lambda: never)
+    assert len(learning._asking) == 1
+    assert await window(learning) == 128_000
+    await learning.close()
+    assert learning._asking == {}
+
+
+async def test_an_upstream_that_cannot_be_asked_is_left_alone_for_a_day() -> None:
+    learning = Learning(Records(MemoryStore(), ignored))
+    await learning.of(TENANT, ORIGIN, MODEL)
+
+    async def broken() -> int | None:
+        raise RuntimeError
+
+    learning.discover(TENANT, ORIGIN, MODEL, broken)
+    await settled(learning)
+    asked: list[None] = []
+    learning.discover(TENANT, ORIGIN, MODEL, told(1, asked))
+    await settled(learning)
+    assert asked == []
+
+
+async def test_what_an_earlier_version_has_kept_is_read() -> None:
+    records = Records(MemoryStore(), ignored)
+    fields = {"window": 9_000, "until": 2.0**40, "calibration": Calibration(0.1, 0.02, 4).to_dict()}
+    await records.keep(model_key(TENANT, ORIGIN, MODEL), fields, ttl_s=60)
+    learned = await Learning(records).of(TENANT, ORIGIN, MODEL)
+    assert (learned.window, learned.calibration.observations, learned.discovered) == (9_000, 4, None)
