@@ -1,0 +1,256 @@
+"""Words by which a statement shows what it is: a rule, a wish, a correction; in the languages most used.
+
+Data for `core.statements`. Patterns are matched against one statement of bounded length, lower-cased and with
+plain apostrophes. Languages: English, Chinese, Hindi, Spanish, French, Arabic, Bengali, Portuguese, Russian,
+Urdu, German, Japanese.
+"""
+
+# ruff: noqa: E501, RUF001, SIM905 - many scripts, whose wide letters count twice; words as one text are easier to keep
+
+import re
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What a statement of the user is to those who have to go by it."""
+
+    RULE = "rule"
+    REQUEST = "request"
+    DECISION = "decision"
+    PREFERENCE = "preference"
+    FACT = "fact"
+
+
+# Scripts without spaces, or with vowel signs that `\b` takes for gaps: found wherever they stand.
+_UNSPACED = "\u0600-\u06ff\u0900-\u0dff\u3040-\u30ff\u3400-\u9fff"
+_BARE = re.compile(f"[{_UNSPACED}]")
+
+
+def _any(*alternatives: str) -> re.Pattern[str]:
+    """Any of the words or phrases given, separated by ` | `; words of spaced scripts only as whole words."""
+    phrases = [phrase for line in alternatives for phrase in line.split(" | ")]
+    bare = [phrase for phrase in phrases if _BARE.search(phrase)]
+    spaced = [phrase for phrase in phrases if not _BARE.search(phrase)]
+    parts = [rf"\b(?:{'|'.join(spaced)})\b"] if spaced else []
+    return re.compile("|".join(parts + bare))
+
+
+IMPERATIVES = (
+    "add|analy[sz]e|apply|ask|avoid|begin|book|build|bump|call|cancel|change|check|cite|clean|close|commit|"
+    "compare|compute|configure|confirm|continue|convert|copy|create|debug|delete|deploy|describe|draft|drop|"
+    "edit|email|enable|disable|end|ensure|escalate|evaluate|execute|explain|extend|extract|find|fix|format|"
+    "generate|get|give|go|grep|help|implement|improve|include|inspect|install|investigate|keep|kill|limit|"
+    "list|look|make|merge|migrate|modify|move|name|open|optimi[sz]e|order|pick|port|prefix|print|pay|"
+    "post|propose|provide|publish|pull|push|put|"
+    "read|rebase|refund|remind|reserve|reset|restart|refactor|remove|rename|render|replace|reply|report|"
+    "rerun|research|respond|restate|restore|"
+    "return|revert|review|rewrite|run|save|schedule|search|see|send|set|ship|show|sign|sort|speak|start|"
+    "state|stop|submit|"
+    "suggest|summari[sz]e|switch|take|tell|test|translate|try|turn|undo|update|upgrade|upload|use|verify|"
+    "wait|"
+    "walk|wire|work|write"
+)
+_SAYING = "end|start|begin|reply|answer|respond|write|report|format|phrase|cite|sign|speak|keep|use"
+_SAID = "repl(?:y|ies)|answers?|responses?|messages?|numbers?|dates?|times?|measurements?|units?|files?"
+
+RULE = _any(
+    r"never | always | must | must not | mustn't | under no circumstances | at all times | from now on",
+    r"going forward | not allowed | forbidden | prohibited | mandatory | off[- ]limits | strictly",
+    r"may (?:only|not|never) | only [^,.;]{1,40} may | only (?:if|when|after|with) [^,.;]{1,40} approv\w+",
+    r"without (?:\w+ ){0,2}(?:approval|permission|consent|asking) | needs? (?:\w+ )?approval | capped at",
+    r"(?:does|do) not move | for the rest of (?:this|the|our) (?:chat|conversation|session) | required to",
+    r"nunca | jamás | siempre | debes? | deben | obligatorio | prohibido | a partir de ahora | solo se puede",
+    r"bajo ninguna circunstancia | en ningún caso | sin (?:mi )?(?:permiso|autorización|aprobación)",
+    r"jamais | toujours | doit | dois | doivent | devez | il faut | interdite? | obligatoire | uniquement",
+    r"désormais | dorénavant | en aucun cas | sans (?:mon |ma )?(?:accord|permission|autorisation)",
+    r"deve | devem | sempre | obrigatóri[oa] | proibid[oa] | somente | a partir de agora | "
+    r"em hipótese alguma",
+    r"sem (?:minha )?(?:permissão|autorização|aprovação) | никогда | всегда | нельзя | обязательно | "
+    r"должн[аоы]",
+    r"должен | запрещен[оа]? | запрещено | ни в коем случае | впредь | отныне | "
+    r"без (?:моего )?(?:разрешения|согласия)",
+    r"nie | niemals | immer | stets | muss | müssen | musst | darf (?:\w+ )?nicht | dürfen (?:\w+ )?nicht",
+    r"verboten | unbedingt | ab jetzt | ab sofort | auf keinen fall | ausschließlich | "
+    r"ohne (?:meine )?\w*(?:zustimmung|erlaubnis|genehmigung)",
+    "不要 | 不得 | 必须 | 务必 | 禁止 | 绝不 | 绝对不 | 切勿 | 总是 | 始终 | 一律 | 只能 | 不许 | 不准 | 从现在起 | 今后 | 永远不",
+    "絶対に | 必ず | しないで | てはいけ | てはなら | 常に | べき | 今後は | 限り | なければな | ないでください",
+    "कभी | हमेशा | मत | अनिवार्य | केवल | ज़रूरी है | न करें | अब से | بالضرورة | أبدا | أبدًا | دائما | "
+    "دائمًا | يجب | ممنوع",
+    "من الآن فصاعد | يُمنع | لا تقم | কখনও | কখনো | সবসময় | অবশ্যই | করবেন না | শুধুমাত্র | নিষিদ্ধ | এখন থেকে",
+    "کبھی | ہمیشہ | مت | لازمی | صرف | ضروری ہے | نہ کریں | اب سے",
+)
+RULE_START = re.compile(
+    rf"(?:please,? |and |so |also,? )*(?:(?:do not|don't|dont) (?!worry|know|think|care|mind|forget|you|"
+    rf"we|i\b)|avoid \w|"
+    rf"(?:{_SAYING})\b.{{0,120}}\b(?:every|each|only|always|nothing but|all (?:\w+ )?(?:{_SAID}))\b|"
+    rf"(?:end|start|begin) (?:your|the|all|every|each) (?:{_SAID})|"
+    r"only \w|keep \S+(?: \S+){0,3} (?:away|out|free|private|secret|below|under|above)\b|"
+    r"no (?!problem|thank|worries|idea|need|way|one|it|i|the|that|this|we|you|he|she|they|not|but|doubt|"
+    r"just)[\w-]+ \w|"
+    rf"(?:when|whenever|before|after|each time|every time|if (?:you|any|a|someone|"
+    rf"ever)\b) ?.{{3,160}}?, (?:please |always |never |just )?(?:{IMPERATIVES})\b|"
+    r"no (?:(?:me|le|lo|la|se|te|nos) )?\w{2,}(?:es|as|áis|éis) |n(?:e |')\S+ (?:\S+ ){0,4}(?:pas|plus|"
+    r"rien|aucune?)\b|"
+    r"não \w{3,}(?:e|a|em|am|es|as) |не \w+(?:й|йте|ь|ьте|и|ите)\b|только |sólo |solo |somente |seulement |"
+    r"nur |keine?n? (?!ahnung|problem|sorge|idee)|لا ت|فقط |"
+    r"(?:bitte )?(?:verwende|benutze|nutze|schreib|antworte|lösche|ändere|sende|teile|nenne|"
+    r"zeige)\w* .{0,80}\b(?:nicht|kein\w*|nur|jede\w*)\b|"
+    r"[请請]?(?:勿|别|只用|只使用|每次)|毎回)"
+)
+# "I always loved …": told of somebody, asked of nobody.
+NARRATIVE = re.compile(
+    r"\b(?:i|i'm|i've|i'd|i'll|we've|we're|we'll|there's|he|he's|she|she's|they|they've|it|it's|that|who|"
+    r"there|you've|people|life)\b"
+    r"(?: \w+){0,2} (?:never|always)\b(?! (?:want|need|prefer))|\bi must\b|\b(?:it|that|this|you|she|he|"
+    r"they|we|there) must"
+    r" (?:really |surely )?(?:admit|say|have been|be|feel|know|enjoy)\b|\bmust have\b|\balways (?:been|"
+    r"wanted|loved|there|fun|nice|good|great)\b|"
+    r"\bnever (?:been|mind|seen|heard|knew|thought|tried|had|ending|forget how|too late)\b"
+)
+PREFERENCE = _any(
+    r"prefers? | preferred | preference | would rather | i'd rather | my favou?rite | "
+    r"i like \w+ (?:better|more)",
+    r"(?:i|user|we|customer|client) wants? (?:\w+ ){0,3}(?:answers?|repl(?:y|ies)|responses?|examples?|"
+    r"measurements?|reports?|units?|code|dates?|times)",
+    r"(?:please |kindly )?(?:answer|reply|respond|write|speak) (?:(?:me|code examples|everything) )?in \w+",
+    r"prefiero | prefiere | me gustaría más | je préfère | préfère | préférence | prefiro | prefere | "
+    r"предпочита\w+",
+    r"bevorzug\w+ | am liebsten | lieber | 更喜欢 | 偏好 | 偏爱 | 喜欢 | पसंद | أفضّل | أفضل أن | পছন্দ | ترجیح | "
+    r"پسند | 好み | ほうがいい | 方がいい",
+)
+DECISION = _any(
+    r"decided | we decide | let's (?:go with|use|stick with) | we'll (?:go with|use) | "
+    r"we will (?:go with|use) | i'll go with",
+    r"go(?:ing)? with | agreed | settled on | i choose | i chose | approved | we chose | stick with | "
+    r"final decision",
+    r"decidimos | hemos decidido | vamos a usar | on a décidé | nous avons décidé | on utilise | "
+    r"decidi | vamos usar",
+    r"решили | решено | выбираем | entschieden | wir nehmen | beschlossen | 决定 | 就用 | 選定 | 决定使用 | "
+    r"फैसला | तय किया",
+    r"قررنا | قررت | সিদ্ধান্ত | فیصلہ | 決めました | 決定 | にします",
+)
+REQUEST = _any(
+    r"please | pls | can you | could you | would you | will you | i need (?:you )?to | we need to | "
+    r"i want (?:you )?to",
+    r"i'd like (?:you )?to | i would like (?:you )?to | help me | let's | todo | to do | next step | "
+    r"next up | current task | i need",
+    r"we should | you should | we have to | i'm looking (?:to|for) | make sure | awaiting",
+    r"por favor | necesito | puedes | podrías | quiero que | ayúdame | s'il (?:te|vous) plaît | "
+    r"peux-tu | pouvez-vous | j'ai besoin",
+    r"preciso | pode | poderia | quero que | пожалуйста | нужно | помоги\w* | можешь | bitte | "
+    r"kannst du | können sie | ich brauche",
+    r"请 | 請 | 帮我 | 能否 | 可以帮 | 我想 | 我需要 | कृपया | मुझे .{0,40}चाहिए | मदद | من فضلك | أريد | ساعدني | "
+    r"هل يمكنك",
+    r"অনুগ্রহ | দয়া করে | সাহায্য | براہ کرم | مہربانی | مدد | ください | お願い | してほしい",
+)
+REQUEST_START = re.compile(
+    rf"(?:(?:ok|okay|alright|now|then|so|and|also|just|first|next|yes|no|wait|actually|well|sorry|"
+    rf"instead|(?:never ?mind|forget|scrap)[^,.]{0, 40})[,.]? )*(?:{IMPERATIVES})\b(?!:)"
+)
+CORRECTION = _any(
+    r"instead | no longer | not anymore | any ?more | from now on | actually | "
+    r"changed? (?:to|from|my mind) | correction | rather than",
+    r"replaces | supersedes | scratch that | i meant | moved to | is now | are now | updated? to | "
+    r"switch(?:ed)? to | has changed | now uses?",
+    r"en lugar de | en vez de | ya no | a partir de ahora | en realidad | cambió | ahora es | "
+    r"au lieu de | ne .{1,30} plus | désormais",
+    r"dorénavant | en fait | finalement | em vez de | não mais | a partir de agora | na verdade | "
+    r"mudou | agora é | вместо | больше не",
+    r"отныне | теперь | на самом деле | statt | stattdessen | anstatt | nicht mehr | ab jetzt | "
+    r"ab sofort | eigentlich | doch lieber",
+    r"改为 | 改成 | 不再 | 而不是 | 其实 | 更正 | 从现在起 | 代わりに | 変更 | ではなく | 実は | के बजाय | अब से | अब नहीं | "
+    r"بدلا من | بدلاً من",
+    r"لم يعد | من الآن فصاعد | এর পরিবর্তে | এখন থেকে | আর নয় | کی بجائے | اب سے | اب نہیں",
+)
+ADDITION = _any(
+    r"also | too | as well | additionally | in addition | another | besides | furthermore | moreover | "
+    r"plus | both",
+    r"también | además | aussi | également | en plus | também | além disso | тоже | также | кроме того | "
+    r"auch | außerdem | zusätzlich",
+    r"也 | 还 | 另外 | 此外 | また | さらに | भी | इसके अलावा | أيضا | أيضًا | بالإضافة | এছাড়া | بھی | اس کے علاوہ",
+)
+CLOSING = re.compile(
+    r"(?:ok|okay|no|ah|oh|actually|well|alright|please)?[,. ]*(?:never ?mind|forget (?:it|that|about)|"
+    r"cancel (?:it|that)\b|"
+    r"drop (?:it|that)\b|skip (?:it|that)\b|scratch that|that's done|it's done|done\b|all done|no need|"
+    r"leave it\b|"
+    r"olvídalo|déjalo|ya está|laisse tomber|oublie|c'est fait|esquece|deixa pra lá|забудь|не надо|готово|"
+    r"vergiss (?:es|das)|schon gut|erledigt|算了|不用了|完成了|もういい|やっぱりいい|रहने दो|छोड़ो|انس الأمر|لا داعي|"
+    r"বাদ দাও|رہنے دو|چھوڑو)"
+)
+QUESTION = re.compile(
+    r"(?:so |and |but |ok,? |hmm+ |wait,? )*(?:what|why|how|who|whom|whose|which|where|when (?:is|are|do|"
+    r"did|will)|is|are|was|were|do (?:you|we|i)|"
+    r"does|did|has|have (?:you|we)|should (?:i|we)|qué|cómo|por qué|quién|cuál|quel\w*|comment|pourquoi|"
+    r"est-ce|como|"
+    r"что|как|почему|кто|wie|was|warum|wer|welche\w*)\b"
+)
+HYPOTHESIS = re.compile(
+    r"(?:what if|if|suppose|imagine|maybe|perhaps|wenn|si|se|если|如果|もし|अगर|إذا|যদি|اگر)\b"
+)
+
+# Words in a label, such as "RULE:" or "Mes préférences:", and what they make of what follows.
+LABELS = {
+    Kind.RULE: _any(
+        r"rules? | constraints? | requirements? | polic(?:y|ies) | guardrails? | restrictions? | "
+        r"important | reglas? | règles? | contraintes?",
+        r"regras? | правил[оа] | regeln? | vorgaben? | 规则 | 規則 | 约束 | ルール | 制約 | नियम | قاعدة | قواعد | "
+        r"নিয়ম | اصول",
+    ),
+    Kind.PREFERENCE: _any(
+        r"prefer\w+ | préférences? | style | 偏好 | 好み | पसंद | تفضيل | পছন্দ | ترجیح | предпочтени\w+ | "
+        r"vorlieben?"),
+    Kind.DECISION: _any(
+        r"decisions? | decided | decisión | décision | decisão | решение | entscheidung | 决定 | 決定 | "
+        r"निर्णय | قرار | সিদ্ধান্ত | فیصلہ"),
+    Kind.REQUEST: _any(
+        r"goals? | tasks? | todo | requests? | objectives? | next | tareas? | tâches? | tarefas? | "
+        r"задач[аи] | цель | aufgaben? | ziel | 任务 | 目标 | タスク | 目標 | कार्य | مهمة | কাজ | کام"),
+}  # fmt: skip
+# Labels of lines that programs print.
+PRINTED = re.compile(
+    r"(?:error|err|warn|warning|info|debug|trace|notice|fatal|critical|note|http|stdout|stderr|get|post|"
+    r"exit|pass|fail)s?\b"
+)
+
+STOP_WORDS = frozenset(
+    "a an the this that these those is are was were be been being am it its of to in on at by for from "
+    "with as and or but if then so not no "
+    "nor any all every each only ever never always must may might can could shall should will would do "
+    "does did done don't doesn't isn't "
+    "please user users i me my we us our you your they them their he she his her there here now still "
+    "just very under circumstances want "
+    "wants need needs prefer prefers preferred like likes let use uses used using set who what which "
+    "whose when where while until without "
+    "than also too instead actually longer into out up off over about have has had get keep stay make "
+    "made s t re ll ve d m "
+    "el la los las un una unos unas de del en y o que es son por para con se lo su sus mi tu no ni nunca "
+    "siempre usar usa le les des du et ou "
+    "est sont pour avec dans sur ce cette ne pas jamais toujours au aux der die das ein eine einen ist "
+    "sind und oder für mit auf im am zu nie "
+    "immer nur nicht os as um uma do da dos das em não e é são и в на с по не что это для из к за от или "
+    "как то всегда никогда используй "
+    "है हैं का की के को में से और पर कभी हमेशा नहीं من في على إلى هو هي أن لا و یہ ہے میں کا کی کے اور "
+    "سے نہیں".split()
+)
+
+# Words that mean the same thing in a rule; the first stands for all.
+THESAURUS = (
+    "share disclose reveal expose leak publish divulge",
+    "send transmit leave upload transfer export forward email",
+    "external outside externally third-party company services service",
+    "cap limit budget spending spend maximum max ceiling allowance",
+    "exceed exceeding pass surpass overrun",
+    "approve approval permission consent sign-off authorize authorise authorization",
+    "answer reply respond response replies",
+    "delete remove erase drop wipe",
+    "deadline due date",
+    "base based branched",
+    "host hosted lives located run runs running",
+    "owner belongs owned responsible",
+    "migration migrating migrate",
+    "write compose draft",
+    "folder directory",
+    "customer client",
+    "error failure",
+)

@@ -1,0 +1,159 @@
+"""The ledger: rules, wishes and facts lifted word for word from a conversation; no summary can lose them.
+
+Only what users say themselves becomes an entry. What tools and the assistant say is observed: short values,
+kept apart. What was said later of the same subject takes the place of what was said before.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from proxy.core import cues
+from proxy.core.cues import Kind
+from proxy.core.facts import Observed, observed
+from proxy.core.ledger_text import Entry, Ledger, Remark, rendered
+from proxy.core.message import Message
+from proxy.core.statements import Statement, folded, statements
+from proxy.core.supersession import remainder, supersedes
+
+__all__ = ["Entry", "Kind", "Ledger", "Observed", "Remark", "ledger", "priority", "rendered", "rules"]
+
+# How many statements that share a word are compared with a new one, newest first; keeps time linear.
+COMPARED = 64
+# The beginning of a long message that is quoted with the remaining words of the user, in characters.
+HEAD_CHARACTERS = 600
+# A tool's output up to this length is cheap to keep, in characters.
+SHORT_OUTPUT_CHARACTERS = 400
+PIN = -1
+# In order of how much it costs to lose one.
+_WEIGHT = {Kind.FACT: 1, Kind.DECISION: 2, Kind.PREFERENCE: 2, Kind.REQUEST: 3, Kind.RULE: 4}
+
+
+@dataclass(frozen=True, slots=True)
+class _Spoken:
+    """A statement in its place: message index, and which user message of the conversation it is."""
+
+    said: Statement
+    at: int
+    turn: int
+    kind: Kind | None
+
+
+def _users(messages: Sequence[Message]) -> Iterator[tuple[int, Message]]:
+    for index, message in enumerate(messages):
+        if message.role == "user" and not message.answers:
+            yield index, message
+
+
+class _InForce:
+    """The statements that nothing said later has replaced, found again by their words."""
+
+    def __init__(self) -> None:
+        self.spoken: dict[int, _Spoken] = {}
+        self._by_word: defaultdict[str, list[int]] = defaultdict(list)
+        self._next = 0
+
+    def add(self, spoken: _Spoken) -> None:
+        for key in self._rivals(spoken):
+            old = self.spoken[key]
+            if old.turn == spoken.turn:
+                continue
+            if supersedes(spoken.said, old.said, next_to=spoken.turn == old.turn + 1):
+                del self.spoken[key]
+                spoken = replace(spoken, kind=_weightier(spoken.kind, old.kind))
+            elif left := remainder(spoken.said, old.said):
+                self.spoken[key] = replace(old, said=left)
+        self.spoken[self._next] = spoken
+        for word in spoken.said.words:
+            self._by_word[word].append(self._next)
+        self._next += 1
+
+    def _rivals(self, spoken: _Spoken) -> list[int]:
+        found: set[int] = set()
+        for word in spoken.said.words:
+            self._by_word[word] = [key for key in self._by_word[word] if key in self.spoken][-COMPARED:]
+            found.update(self._by_word[word])
+        return sorted(found)
+
+    def close(self, turn: int) -> None:
+        """The newest request before `turn` is done or given up; one that the user labelled stays."""
+        for key in reversed(self.spoken):
+            spoken = self.spoken[key]
+            if spoken.kind is Kind.REQUEST and not spoken.said.label and spoken.turn < turn:
+                self.spoken[key] = replace(spoken, kind=None)
+                return
+
+
+def _weightier(new: Kind | None, old: Kind | None) -> Kind | None:
+    return max(new, old, key=lambda kind: _WEIGHT[kind] if kind else 0)
+
+
+def _in_force(messages: Sequence[Message]) -> list[_Spoken]:
+    found = _InForce()
+    for turn, (at, message) in enumerate(_users(messages)):
+        if cues.CLOSING.match(folded(message.text[:80])):
+            found.close(turn)
+        for said in statements(message.text):
+            found.add(_Spoken(said, at, turn, said.kind))
+    return list(found.spoken.values())
+
+
+def ledger(
+    messages: Sequence[Message],
+    covered: Collection[int],
+    name: Callable[[int], str],
+    pins: Sequence[str] = (),
+) -> Ledger:
+    """What has to be kept of the covered messages.
+
+    Args:
+        messages: All non-privileged messages of the request; an index is a position among them.
+        covered: Indices that the forwarded list will not contain any more. Only they are quoted, but what
+            is said in any message replaces what was said before.
+        name: The id of the message at an index.
+        pins: Rules given by header or API; they come first.
+    """
+    gone = frozenset(covered)
+    kept = [spoken for spoken in _in_force(messages) if spoken.at in gone and spoken.said.text]
+    pinned = tuple(Entry(Kind.RULE, pin.strip(), "", PIN) for pin in dict.fromkeys(pins) if pin.strip())
+    entries = tuple(
+        Entry(spoken.kind, spoken.said.text, name(spoken.at), spoken.at, bool(spoken.said.label))
+        for spoken in kept
+        if spoken.kind
+    )
+    rest: dict[int, list[str]] = {}
+    for spoken in kept:
+        if not spoken.kind:
+            rest.setdefault(spoken.at, []).append(spoken.said.text)
+    texts = tuple(Remark(" ".join(said)[:HEAD_CHARACTERS], name(at), at) for at, said in rest.items())
+    return Ledger(pinned + entries, texts, observed(messages, gone))
+
+
+def rules(ledger: Ledger) -> tuple[str, ...]:
+    """The texts of rules and pins, which have to be in whatever is forwarded."""
+    return tuple(entry.text for entry in ledger.entries if entry.kind is Kind.RULE)
+
+
+def _decides(message: Message) -> bool:
+    if message.calls:
+        return any(each.deeds and each.deeds != ("read",) for each in observed([message], [0]))
+    return any(said.kind in {Kind.RULE, Kind.DECISION} for said in statements(message.text))
+
+
+def priority(message: Message) -> int:
+    """How much a message matters when something has to go: 0 says nothing, 3 bears a decision.
+
+    1 is output that can be had again, 2 what was said or went wrong.
+    """
+    text = message.text.strip()
+    if message.answers or message.role in {"tool", "function"}:
+        lines = text.splitlines()
+        if len(text) < 3 or (len(lines) > 3 and len(set(lines)) * 4 <= len(lines)):
+            return 0
+        failed = any(each.kind in {"error", "exit"} for each in observed([message], [0]))
+        return 2 if failed or len(text) <= SHORT_OUTPUT_CHARACTERS else 1
+    if not (text or message.calls or message.parts or message.refusal):
+        return 0
+    if message.role == "user" or _decides(message):
+        return 3
+    return 2 if text else 1
