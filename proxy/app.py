@@ -16,28 +16,42 @@ from proxy.adapters.character_counter import CharacterCounter
 from proxy.adapters.store_url import installation_secret, is_shared, open_store, shared_secret
 from proxy.adapters.summary_model import HttpSummaryModel
 from proxy.adapters.tiktoken_counter import TiktokenCounter
+from proxy.admin.access import Access
 from proxy.admin.app import Readiness, create_admin
+from proxy.admin.conversations import Api
+from proxy.anchors import Anchors
 from proxy.compaction.checkpoint_index import CheckpointIndex
 from proxy.compaction.compactor import Compactor
+from proxy.compaction.effects import Effects
 from proxy.compaction.instructions import check_instructions, instructions
+from proxy.compaction.making import Making
+from proxy.compaction.observing import Observing
+from proxy.compaction.ordering import Ordering
+from proxy.compaction.replacing import Replacing
 from proxy.compaction.rounds import Rounds
+from proxy.compaction.summarising import Summarising
 from proxy.compaction.view import Viewer
 from proxy.config.model import Config
 from proxy.conversations import Conversations
 from proxy.counting import Counting
 from proxy.errors import ConfigError, StoreUnavailable
+from proxy.history import History
 from proxy.learning import Learning
 from proxy.logs import STORE_FAILED, TOKENIZER_FAILED
+from proxy.owners import Owners
 from proxy.ports import Store
 from proxy.reading import Reading
+from proxy.recall import Recall
 from proxy.relay.asgi import Dispatcher
 from proxy.relay.blind import Blind
 from proxy.relay.chat import Chat
 from proxy.relay.exchange import Upstream
 from proxy.relay.gate import Gate
 from proxy.relay.identity import minted, origin
+from proxy.steering import Steering
 from proxy.storage.deadline import within
 from proxy.storage.records import Records
+from proxy.wishes import Wishing
 
 CONNECT_TIMEOUT_S = 10.0
 HOP_BYTES = 8
@@ -120,8 +134,15 @@ class _Parts:
         self.reading = Reading(self.countings)
         self.learning = Learning(self.records)
         self.index = CheckpointIndex(self.records)
-        self.rounds = Rounds(HttpSummaryModel(self.transport), self.records, self.index, self.reading)
+        self.anchors = Anchors(self.records)
         self.conversations = Conversations(self.records, config.store.ttl_s)
+        self.owners = Owners(self.records, config.store.ttl_s)
+        self.history = History(self.records, config.store.ttl_s)
+        self.wishing = Wishing(self.records, config.store.ttl_s)
+        self.effects = Effects()
+        summarising = Summarising(HttpSummaryModel(self.transport), self.reading)
+        self.making = Making(summarising, self.records, self.index, self.history, self.reading)
+        self.rounds = Rounds(self.making, self.history)
         self.secret = Secret(config, store_url, self.store)
         self.ready = False
 
@@ -134,6 +155,7 @@ class _Parts:
             stack.callback(self.reading.close)
             stack.push_async_callback(self.transport.aclose)
             stack.push_async_callback(self.conversations.close)
+            stack.push_async_callback(self.anchors.close)
             stack.push_async_callback(self.rounds.close)
             await asyncio.gather(
                 self.records.open(), self.secret.agree(), asyncio.to_thread(self.counter.warm)
@@ -141,6 +163,7 @@ class _Parts:
             asking = asyncio.create_task(self.secret.keep_asking())
             stack.callback(asking.cancel)
             self.conversations.start()
+            self.anchors.start()
             self.ready = True
             yield
             self.ready = False
@@ -151,15 +174,24 @@ class _Parts:
 
     def compactor(self, config: Config) -> Compactor:
         """The use case over these parts."""
-        return Compactor(
-            Viewer(self.reading, self.records, self.index, self.learning),
-            self.rounds,
-            self.reading,
-            self.learning,
-            instructions=instructions,
-            minted=lambda tenant, prefix: minted(self.secret.value, tenant, prefix),
-            ttl_s=config.store.ttl_s,
+        viewer = Viewer(self.reading, self.records, self.index, self.learning, self.anchors, self.wishing)
+        ordering = Ordering(
+            instructions, lambda tenant, prefix: minted(self.secret.value, tenant, prefix), config.store.ttl_s
         )
+        replacing = Replacing(
+            viewer, self.rounds, self.making, self.reading, self.wishing, self.effects, ordering
+        )
+        return Compactor(viewer, replacing, self.reading, self.learning)
+
+    def observing(self) -> Observing:
+        """What learns from answers."""
+        return Observing(self.learning, self.anchors, self.effects, self.history, self.owners)
+
+    def api(self, config: Config) -> Api:
+        """What the admin API needs."""
+        recall = Recall(self.records, self.history)
+        steering = Steering(self.records, self.owners, self.history, self.wishing, recall)
+        return Api(steering, Access(config.server.host, config.server.admin_key.get_secret_value()))
 
 
 def create_app(config: Config, *, store: Store | None = None) -> ASGIApp:
@@ -188,12 +220,13 @@ def create_app(config: Config, *, store: Store | None = None) -> ASGIApp:
         upstream,
         target,
         compactor=parts.compactor(config),
+        observing=parts.observing(),
         gate=Gate(config, parts.learning, target),
         conversations=parts.conversations,
         secret=lambda: parts.secret.value,
     )
     return Dispatcher(
-        admin=create_admin(parts.readiness, config.server.base_path),
+        admin=create_admin(parts.readiness, config.server.base_path, parts.api(config)),
         chat=chat,
         blind=Blind(upstream),
         hop=hop,

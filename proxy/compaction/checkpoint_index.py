@@ -29,6 +29,10 @@ class CheckpointIndex:
                 continue
         return frozenset(self._seen.get(key, ()))
 
+    def knows(self, key: str, place: bytes) -> bool:
+        """Whether this process has seen a place in the index."""
+        return place in self._seen.get(key, ())
+
     def line(self, key: str, place: bytes, ttl_s: float) -> Line:
         """What to commit beside a new checkpoint; it is known here from now on."""
         self._note(key, place)

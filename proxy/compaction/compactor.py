@@ -1,11 +1,11 @@
 """The use case: a request in, a request that fits out, and never a failure of ours in between.
 
 `fit` reads and sizes the request, applies what earlier rounds have made of it, makes a round where one is
-due, and goes down the ladder where the result would still not fit. Whatever goes wrong here, the client's own
-bytes go on.
+due, and goes down the ladder where the result would still not fit. `prepare` makes a round ahead of need.
+Whatever goes wrong here, the client's own bytes go on.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 
 import structlog
@@ -13,16 +13,12 @@ import structlog
 from proxy.compaction.cutting import cut, sized
 from proxy.compaction.fitting import Ask, Fit, Mode, Report, Status
 from proxy.compaction.policies import policy_for
-from proxy.compaction.rounds import Rounds
-from proxy.compaction.summarising import Job
+from proxy.compaction.replacing import NOTHING_TO_TAKE, Replacing
 from proxy.compaction.view import View, Viewer
-from proxy.config.model import ModelSettings
-from proxy.core.checkpoint import exact_digest, place
-from proxy.core.keys import checkpoint_keys, root_of
 from proxy.core.message import Message
-from proxy.core.planner import plan
+from proxy.core.places import place_of
 from proxy.core.repair import alternate, repair
-from proxy.core.trigger import automatic, mark
+from proxy.core.trigger import automatic
 from proxy.dialects.chat import mentioned, write
 from proxy.dialects.overflow import Overflow
 from proxy.errors import CompactionError, SummaryFailed
@@ -31,13 +27,10 @@ from proxy.learning import Learning
 from proxy.logs import COMPACTION_FAILED
 from proxy.reading import Reading
 
-# A waiting client gives at most this share of its patience to a summary.
-PATIENCE_SHARE = 0.25
 # How often a request that was refused as too long is sent again, shorter each time.
-REPLAYS = 3
+REPLAYS = 2
 # Where an overflow error names no limit, the request is made this much smaller than what was refused.
 BLIND_SHARE = 0.7
-NOTHING_TO_TAKE = "nothing-to-take"
 
 _log = structlog.get_logger()
 
@@ -50,11 +43,13 @@ class Settled:
         messages: The list.
         changed: Whether it differs from the client's.
         fits: Whether it fits, as far as we can tell.
+        whole: Whether it is the effective list, and nothing had to be cut from it.
     """
 
     messages: tuple[Message, ...]
     changed: bool
     fits: bool
+    whole: bool = True
 
 
 class Compactor:
@@ -62,32 +57,16 @@ class Compactor:
 
     Args:
         viewer: Reads requests and finds what is stored of them.
-        rounds: Makes rounds.
+        replacing: Has rounds made and put in force.
         reading: Counts what was cut.
         learning: Learns from the upstream.
-        instructions: System prompt of the summary call for a model's settings.
-        minted: A conversation's id, for a tenant and a prefix digest, where the client gave none.
-        ttl_s: Seconds that checkpoints are kept.
     """
 
-    def __init__(
-        self,
-        viewer: Viewer,
-        rounds: Rounds,
-        reading: Reading,
-        learning: Learning,
-        *,
-        instructions: Callable[[ModelSettings], str],
-        minted: Callable[[str, bytes], str],
-        ttl_s: float,
-    ) -> None:
+    def __init__(self, viewer: Viewer, replacing: Replacing, reading: Reading, learning: Learning) -> None:
         self._viewer = viewer
-        self._rounds = rounds
+        self._replacing = replacing
         self._reading = reading
         self._learning = learning
-        self._instructions = instructions
-        self._minted = minted
-        self._ttl_s = ttl_s
 
     async def fit(self, ask: Ask) -> Fit:
         """The request, made to fit; as it came where that was not possible or not needed."""
@@ -100,7 +79,8 @@ class Compactor:
 
         Learns the limit and the true count that the error names. `refusals` counts this one and those before.
         """
-        wanted = ask.mode in {Mode.ACTIVE, Mode.FORCE} and automatic(policy_for(ask.settings).trigger)
+        rows = policy_for(ask.settings, ask.strategy).trigger
+        wanted = ask.mode in {Mode.ACTIVE, Mode.FORCE} and automatic(rows)
         if not wanted or overflow.kind == "bytes":
             return None
         for tightness in range(refusals, REPLAYS + 1):
@@ -109,10 +89,14 @@ class Compactor:
                 return fit
         return None
 
-    async def observe(self, ask: Ask, fit: Fit, prompt_tokens: int) -> None:
-        """Learn from the usage of an answered request."""
-        if fit.estimate:
-            await self._learning.observed(ask.tenant, ask.origin, ask.model, fit.estimate, prompt_tokens)
+    async def prepare(self, ask: Ask) -> None:
+        """Begin the work that will soon be needed; to be called once the client has its answer."""
+
+        def failed(error: BaseException) -> None:
+            _log.warning(COMPACTION_FAILED, conversation=ask.conversation, error=type(error).__name__)
+
+        with contained(failed):
+            await self._replacing.prepare(await self._viewer.view(ask))
 
     async def _failing_open(self, ask: Ask, fitting: Awaitable[Fit]) -> Fit:
         """The outcome, or the request as it came if anything at all went wrong."""
@@ -131,10 +115,12 @@ class Compactor:
 
     async def _fitted(self, ask: Ask) -> Fit:
         view = await self._viewer.view(ask)
-        due = "force" if ask.mode is Mode.FORCE else view.due()
+        forced = ask.mode is Mode.FORCE or view.wishes.compact
         if ask.mode is Mode.SHADOW:
-            return self._written(view, Settled(view.messages, changed=False, fits=True), Status.SHADOW, due)
-        return await self._finished(view, due)
+            settled = Settled(view.messages, changed=False, fits=True)
+            return self._written(view, settled, Status.SHADOW, "force" if forced else view.due())
+        view = await self._replacing.capped(view)
+        return await self._finished(view, "force" if forced else view.due())
 
     async def _refitted(self, ask: Ask, refused: Fit, overflow: Overflow, refusals: int) -> Fit:
         limit = await self._lesson(ask, refused, overflow)
@@ -165,61 +151,25 @@ class Compactor:
         """The request with a round made if one is due, and brought under the limit."""
         status = Status.REUSED if view.earlier else Status.NONE
         reason = None
+        tokens_due = view.size(view.effective)
         if due is not None:
             try:
-                view = await self._compacted(view, due)
+                view = await self._replacing.compacted(view, due)
                 status = Status.APPLIED
             except SummaryFailed as failed:
                 reason = failed.reason
-                status = status if reason == NOTHING_TO_TAKE else Status.FAILED_OPEN
+                quiet = reason in {NOTHING_TO_TAKE, "paused"}
+                status = status if quiet else Status.FAILED_OPEN
         settled = await self._settled(view)
         if settled.changed and status in {Status.NONE, Status.FAILED_OPEN}:
             status = Status.APPLIED
         if not settled.fits and view.automatic:
             status = Status.OVER_LIMIT
-        return self._written(view, settled, status, reason)
-
-    async def _compacted(self, view: View, due: str) -> View:
-        """The view with a new round in force.
-
-        Raises:
-            SummaryFailed: There is nothing to take, or no summary.
-        """
-        made = plan(view.body, view.effective, view.policy, view.earlier)
-        root = root_of(view.prefixes)
-        if made is None or root is None:
-            raise SummaryFailed(NOTHING_TO_TAKE)
-        if not view.ask.routes or not view.ask.remembered:
-            raise SummaryFailed("no-summary-model")
-        ask, settings = view.ask, view.ask.settings
-        last = view.prefixes[made.length - 1]
-        where = place(last, exact_digest(view.body[: made.length]), made.spans)
-        [key] = checkpoint_keys(ask.tenant, root, view.policy.name, [where])
-        job = Job(
-            plan=made,
-            policy=view.policy,
-            key=key,
-            place=where,
-            root=root,
-            tenant=ask.tenant,
-            conversation=self._conversation(view) or self._minted(ask.tenant, last),
-            messages=view.body,
-            prefixes=view.prefixes,
-            earlier=view.earlier,
-            instructions=self._instructions(settings),
-            routes=ask.routes,
-            gauge=view.gauge,
-            ratio=view.calibration.ratio,
-            tokens_before=view.size(view.effective),
-            reason=due,
-            timeout_s=settings.summary.timeout_s,
-            ttl_s=self._ttl_s,
-        )
-        wait_s = settings.compaction.max_block_s or settings.summary.timeout_s
-        if ask.patience_s is not None:
-            wait_s = min(wait_s, ask.patience_s * PATIENCE_SHARE)
-        finish = settings.compaction.on_disconnect == "finish"
-        return view.with_checkpoint(await self._rounds.make(job, wait_s, finish=finish))
+        ahead = due is None and view.soft()
+        if ahead and status is Status.NONE:
+            status = Status.SCHEDULED
+        fit = self._written(view, settled, status, reason)
+        return replace(fit, ahead=ahead, report=replace(fit.report, tokens_due=tokens_due))
 
     async def _settled(self, view: View) -> Settled:
         """The list to forward: as it is if it may be, else repaired, and cut until it fits."""
@@ -234,25 +184,24 @@ class Compactor:
             messages = await cut(messages, view, self._reading)
         if view.counted(messages) > view.counted(view.messages):  # never larger
             messages = view.messages
-        return Settled(messages, changed=messages is not view.messages, fits=not view.hopeless(messages))
-
-    def _conversation(self, view: View) -> str | None:
-        """The id that the headers gave, else the one that the stored rounds carry along."""
-        return view.ask.conversation or (view.earlier.conversation if view.earlier else None)
+        changed = messages is not view.messages
+        return Settled(messages, changed, fits=not view.hopeless(messages), whole=not over and changed)
 
     def _written(self, view: View, settled: Settled, status: Status, reason: str | None) -> Fit:
         raw = write(view.ask.body, settled.messages) if settled.changed else view.ask.body.raw
         report = Report(
             status=status,
-            conversation=self._conversation(view),
+            conversation=view.conversation,
             strategy=view.policy.name if settled.changed or status is not Status.NONE else None,
-            round=view.earlier.round if view.earlier and settled.changed else None,
+            round=(view.earlier.round or None) if view.earlier and settled.changed else None,
             messages_before=len(view.messages),
             messages_after=len(settled.messages),
             tokens_before=view.size(view.messages),
             tokens_after=view.size(settled.messages),
             window=view.budget.window,
-            trigger=mark(view.rows, view.budget),
+            trigger=view.marks.trigger if view.automatic else None,
             reason=reason,
+            place=place_of(view.earlier, view.prefixes).hex(),
         )
-        return Fit(raw, view.counted(settled.messages), report)
+        footing = view.footing() if settled.whole else None
+        return Fit(raw, view.counted(settled.messages), report, footing)

@@ -27,6 +27,7 @@ class Status(StrEnum):
     BYPASSED = "bypassed"
     FAILED_OPEN = "failed-open"
     OVER_LIMIT = "over-limit"
+    SCHEDULED = "scheduled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class Ask:
         routes: Whom to ask for a summary; empty: nobody.
         patience_s: Seconds after which the client gives up, if it said so.
         remembered: Whether stored rounds may be used and made; without an id the configuration may say no.
+        strategy: The strategy that the client asked for, if it named one.
+        pins: What the client wants to be kept word for word.
     """
 
     body: Body
@@ -58,6 +61,8 @@ class Ask:
     routes: tuple[SummaryRoute, ...]
     patience_s: float | None
     remembered: bool = True
+    strategy: str | None = None
+    pins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,8 @@ class Report:
         window: Of the model.
         trigger: T, in tokens.
         reason: Why not more was done, or why it failed.
+        tokens_due: Tokens that would have gone on without a round made just now.
+        place: Where the checkpoint in force is kept, as hex digits.
     """
 
     status: Status
@@ -89,6 +96,23 @@ class Report:
     window: int | None = None
     trigger: int | None = None
     reason: str | None = None
+    tokens_due: int | None = None
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Footing:
+    """What a forwarded request stood on, so that its real size says something about the next one.
+
+    Attributes:
+        root: The conversation's root (`core.keys.root_of`).
+        prefixes: Prefix digests of the client's non-privileged messages.
+        standing: What makes sizes comparable (`core.anchor.place_of`).
+    """
+
+    root: bytes
+    prefixes: tuple[bytes, ...]
+    standing: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +123,12 @@ class Fit:
         raw: The body to forward; the very object that came where nothing was changed.
         estimate: Its counted tokens, before calibration; 0 where it was not counted.
         report: What was done.
+        footing: What it stood on; None where it was not read, or cut in a way that no checkpoint remembers.
+        ahead: Whether there is work to be done ahead of need, once the client has its answer.
     """
 
     raw: bytes
     estimate: int
     report: Report
+    footing: Footing | None = None
+    ahead: bool = False

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, ModelSettings, for_model
+from proxy.core.policy import STRATEGIES, Policy
 from proxy.errors import ConfigError
 
 MAX_PROMPT_BYTES = 262_144
@@ -27,15 +28,18 @@ def _text(prompt_file: str | None, built_in: str) -> str:
         raise ConfigError(f"summary.prompt_file: {path}: is not UTF-8") from None
 
 
-def instructions(settings: ModelSettings) -> str:
+def instructions(settings: ModelSettings, policy: Policy) -> str:
     """The system prompt, the same for every call with these settings. A file is read once.
 
     Raises:
-        ConfigError: `summary.prompt_file` cannot be read.
+        ConfigError: The prompt file cannot be read.
     """
-    shape = policy_for(settings).summary
-    text = _text(settings.summary.prompt_file, shape.prompt).replace("{tokens}", str(shape.tokens))
-    added = settings.summary.instructions.strip()
+    if policy.summary is None:
+        return ""
+    row = getattr(settings.compaction.strategies, policy.name)
+    named = row.prompt_file or settings.summary.prompt_file
+    text = _text(named, policy.summary.prompt).replace("{tokens}", str(policy.summary.tokens))
+    added = (row.instructions or settings.summary.instructions).strip()
     return f"{text.rstrip()}\n\n{added}\n" if added else text
 
 
@@ -46,4 +50,6 @@ def check_instructions(config: Config) -> None:
         ConfigError: One of them cannot be read.
     """
     for model in ("", *config.models):
-        instructions(for_model(config, model))
+        settings = for_model(config, model)
+        for name in STRATEGIES:
+            instructions(settings, policy_for(settings, name))

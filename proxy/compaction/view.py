@@ -1,25 +1,32 @@
 """One request as it stands: read, digested, matched with what is stored of it, and sized."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+from proxy.anchors import Anchors
 from proxy.compaction.checkpoint_index import CheckpointIndex
-from proxy.compaction.fitting import Ask
+from proxy.compaction.fitting import Ask, Footing
 from proxy.compaction.policies import policy_for
+from proxy.core.anchor import Anchor, bound, predicted
+from proxy.core.anchor import place_of as counted_at
 from proxy.core.budget import Budget, budget
 from proxy.core.calibration import Calibration
 from proxy.core.checkpoint import Checkpoint, deepest, found_by, from_fields
 from proxy.core.digest import prefix_digests
-from proxy.core.keys import checkpoint_keys, checkpoints_key, root_of
-from proxy.core.message import Message
-from proxy.core.planner import gained
-from proxy.core.policy import Policy, known_window
+from proxy.core.keys import checkpoint_keys, checkpoints_key, root_of, staged_key
+from proxy.core.message import Message, latest_user
+from proxy.core.places import place_of
+from proxy.core.planner import gained, task_index
+from proxy.core.policy import Policy
 from proxy.core.render import render
-from proxy.core.trigger import Row, automatic, fired, mark
+from proxy.core.tail import Room
+from proxy.core.trigger import Marks, Row, automatic, fired, mark, marks
 from proxy.learning import Learning
 from proxy.reading import Gauge, Reading
 from proxy.storage.records import Records
+from proxy.wishes import NONE as NO_WISHES
+from proxy.wishes import Wishes, Wishing
 
 # After each overflow the request is made to fit in this share of its limit: the estimate was wrong.
 TIGHT_SHARE = 0.85
@@ -44,6 +51,8 @@ class View:
         most: What could be taken at best, calibrated: nothing is kept free for the error of estimates.
         earlier: The checkpoint in force.
         effective: The list with the checkpoint applied.
+        anchor: The real size of the request before.
+        wishes: What people have asked of the conversation.
     """
 
     ask: Ask
@@ -57,6 +66,8 @@ class View:
     most: int
     earlier: Checkpoint | None
     effective: tuple[Message, ...]
+    anchor: Anchor | None = None
+    wishes: Wishes = NO_WISHES
 
     @property
     def gauge(self) -> Gauge:
@@ -75,17 +86,73 @@ class View:
         """Whether anything may be done that was not asked for."""
         return automatic(self.rows)
 
+    @property
+    def marks(self) -> Marks:
+        """Where things happen, calibrated."""
+        return marks(self.rows, self.budget, self.policy.soft_share, self.policy.hard_percent)
+
+    @property
+    def root(self) -> bytes | None:
+        """The conversation's root; None if it is too short to be remembered, or must not be."""
+        return root_of(self.prefixes) if self.ask.remembered else None
+
+    @property
+    def standing(self) -> bytes:
+        """What makes the sizes of two requests of the conversation comparable (`core.anchor.place_of`)."""
+        return counted_at(self.ask.origin, self.ask.model, place_of(self.earlier, self.prefixes))
+
+    @property
+    def conversation(self) -> str | None:
+        """The id that the headers gave, else the one that the stored rounds carry along."""
+        return self.ask.conversation or (self.earlier.conversation if self.earlier else None)
+
+    @property
+    def room(self) -> Room:
+        """How large things are for the planner: counted, because the messages are."""
+        size = self.counted(self.effective)
+        scale = size / max(1, self.size(self.effective))
+        target = self.policy.target.of(self.marks.trigger) if self.policy.target else None
+        latest = latest_user(self.body)
+        task = task_index(self.body) if self.policy.keep.task else None
+        stay = {index for index in (latest, task) if index is not None}
+        fixed = sum(self.body[index].tokens for index in stay) + self.counted(
+            [each for each in self.messages if each.privileged]
+        )
+        return Room(
+            trigger=int(self.marks.trigger * scale),
+            target=None if target is None else int(target * scale),
+            size=size,
+            fixed=fixed if self.policy.layout else 0,
+        )
+
+    @property
+    def ratio(self) -> float:
+        """Calibrated tokens for each counted one."""
+        return self.size(self.effective) / max(1, self.counted(self.effective))
+
     def counted(self, messages: Sequence[Message]) -> int:
         """Tokens of a request with these messages."""
         return sum(each.tokens for each in messages) + self.overhead
 
     def size(self, messages: Sequence[Message]) -> int:
-        """The same, calibrated."""
-        return self.calibration.size(self.counted(messages))
+        """The same, calibrated; where the request before is known, by what this one has more or less."""
+        counted = self.counted(messages)
+        return (
+            predicted(self.anchor, counted, self.calibration)
+            if self.anchor
+            else self.calibration.size(counted)
+        )
+
+    def bound(self, messages: Sequence[Message]) -> int:
+        """The same, with a margin for the error of estimates."""
+        counted = self.counted(messages)
+        return (
+            bound(self.anchor, counted, self.calibration) if self.anchor else self.calibration.bound(counted)
+        )
 
     def over(self, messages: Sequence[Message]) -> bool:
         """Whether a request with these messages might not fit, estimates being what they are."""
-        return self.calibration.bound(self.counted(messages)) > self.budget.limit
+        return self.bound(messages) > self.budget.limit
 
     def hopeless(self, messages: Sequence[Message]) -> bool:
         """Whether a request with these messages will not fit, as far as we can tell."""
@@ -94,14 +161,31 @@ class View:
     def due(self) -> str | None:
         """What makes a round due now, or None."""
         size = self.size(self.effective)
+        if self.automatic and self.over(self.effective):
+            return "limit"
+        if self.wishes.suppressed and size < self.marks.hard:  # it has been undone
+            return None
         row = fired(self.rows, size, gained(self.body, self.earlier), self.budget)
-        if row is not None:
-            return ",".join(name for name in Row.__slots__ if getattr(row, name) is not None)
-        return "limit" if self.automatic and self.over(self.effective) else None
+        if row is None:
+            return None
+        return ",".join(name for name in Row.__slots__ if getattr(row, name) is not None)
 
-    def with_checkpoint(self, checkpoint: Checkpoint) -> Self:
-        """The view with another checkpoint in force."""
-        effective = render(self.messages, checkpoint.spans, checkpoint.stand_ins)
+    def soft(self) -> bool:
+        """Whether it is time to work ahead of need."""
+        mark = self.marks.soft
+        return mark is not None and not self.wishes.suppressed and self.size(self.effective) >= mark
+
+    def footing(self) -> Footing | None:
+        """What the effective list stands on."""
+        if self.root is None:
+            return None
+        return Footing(self.root, self.prefixes, self.standing)
+
+    def with_checkpoint(self, checkpoint: Checkpoint | None) -> Self:
+        """The view with another checkpoint in force, or with none."""
+        if checkpoint is None:
+            return replace(self, earlier=None, effective=self.messages)
+        effective = render(self.messages, checkpoint.spans, checkpoint.stand_ins, checkpoint.edited)
         return replace(self, earlier=checkpoint, effective=effective)
 
 
@@ -114,12 +198,20 @@ class Viewer:
     """Takes views of requests."""
 
     def __init__(
-        self, reading: Reading, records: Records, index: CheckpointIndex, learning: Learning
+        self,
+        reading: Reading,
+        records: Records,
+        index: CheckpointIndex,
+        learning: Learning,
+        anchors: Anchors,
+        wishes: Wishing,
     ) -> None:
         self._reading = reading
         self._records = records
         self._index = index
         self._learning = learning
+        self._anchors = anchors
+        self._wishes = wishes
 
     async def view(self, ask: Ask, *, refusals: int = 0) -> View:
         """The request as it stands, after so many overflow errors.
@@ -128,14 +220,12 @@ class Viewer:
             Unreadable: A message is none.
         """
         gauge = gauge_of(ask)
-        policy = policy_for(ask.settings)
+        policy = policy_for(ask.settings, ask.strategy)
         messages = await self._reading.messages(ask.body.messages, gauge)
         overhead = await self._reading.overhead(ask.body.prompt_members, gauge)
         body = tuple(message for message in messages if not message.privileged)
-        prefixes = tuple(prefix_digests(body))
         learned = await self._learning.of(ask.tenant, ask.origin, ask.model)
-        known = [window for window in (ask.settings.window, learned.window) if window]
-        window = min(known, default=known_window(ask.model))
+        window = learned.window_for(ask.model, ask.settings.window)
         spent = budget(window, policy.reserves, ask.body.max_output)
         most = max(spent.limit, window - (ask.body.max_output or 0))
         view = View(
@@ -143,7 +233,7 @@ class Viewer:
             policy=policy,
             messages=messages,
             body=body,
-            prefixes=prefixes,
+            prefixes=tuple(prefix_digests(body)),
             overhead=overhead,
             calibration=learned.calibration,
             budget=replace(spent, limit=int(spent.limit * TIGHT_SHARE**refusals)),
@@ -151,19 +241,44 @@ class Viewer:
             earlier=None,
             effective=messages,
         )
-        checkpoint = await self._checkpoint(view)
-        return view.with_checkpoint(checkpoint) if checkpoint else view
+        return await self._matched(view)
 
-    async def _checkpoint(self, view: View) -> Checkpoint | None:
-        """The deepest checkpoint that stands for this request."""
-        root = root_of(view.prefixes)
-        if root is None or not view.ask.remembered:
+    async def staged(self, view: View, *, late: bool = False) -> Checkpoint | None:
+        """The deepest checkpoint that was made ahead of need and stands for this request.
+
+        One that leads further than what is in force; or, if `late`, one that covers just the same.
+        """
+        root = view.root
+        if root is None:
             return None
-        ask = view.ask
-        places = await self._index.places(checkpoints_key(ask.tenant, root, view.policy.name))
+        places = await self._index.places(staged_key(view.ask.tenant, root, view.policy.name))
+        found = await self._deepest(view, places.difference(view.wishes.undone))
+        done = view.earlier.length if view.earlier else 0
+        fitting = found is not None and (found.length == done if late else found.length > done)
+        return found if fitting else None
+
+    async def _matched(self, view: View) -> View:
+        """The view with what is stored of its conversation."""
+        root = view.root
+        if root is None:
+            return view
+        places = await self._index.places(checkpoints_key(view.ask.tenant, root, view.policy.name))
+        checkpoint = await self._deepest(view, places)
+        named = view.ask.conversation or (checkpoint.conversation if checkpoint else None)
+        wishes = await self._wishes.of(view.ask.tenant, named) if named else NO_WISHES
+        if checkpoint is not None and wishes.undone:
+            checkpoint = await self._deepest(view, places.difference(wishes.undone))
+        matched = replace(view.with_checkpoint(checkpoint), wishes=wishes)
+        anchor = await self._anchors.find(view.ask.tenant, root, view.prefixes, matched.standing)
+        return replace(matched, anchor=anchor)
+
+    async def _deepest(self, view: View, places: Collection[bytes]) -> Checkpoint | None:
+        """The deepest checkpoint at these places that stands for the request."""
         ours = set(view.prefixes)
         candidates = sorted(each for each in places if found_by(each) in ours)
-        if not candidates:
+        root = view.root
+        if not candidates or root is None:
             return None
-        found = await self._records.find(checkpoint_keys(ask.tenant, root, view.policy.name, candidates))
+        keys = checkpoint_keys(view.ask.tenant, root, view.policy.name, candidates)
+        found = await self._records.find(keys)
         return deepest((from_fields(fields) if fields else None for fields in found), view.body)

@@ -179,6 +179,14 @@ class Policy:
 # A tokenizer's estimate is learned from usage; this is for what it cannot know of the next message.
 ROW_RESERVES = Reserves(system=0, output=4_000, safety=1_000)
 
+LAYOUT = Layout(
+    ledger=Limit(8_000, 0.26),
+    cap=Limit(16_000, 0.20),
+    huge_share=0.25,
+    rounds=6,
+    chain_share=0.25,
+)
+
 ANCHORED = Policy(
     name="anchored",
     trigger=(Row(percent=75),),
@@ -199,13 +207,7 @@ ANCHORED = Policy(
     soft_share=0.83,
     hard_percent=90,
     max_block_s=8.0,
-    layout=Layout(
-        ledger=Limit(12_000, 0.26),
-        cap=Limit(16_000, 0.20),
-        huge_share=0.25,
-        rounds=6,
-        chain_share=0.25,
-    ),
+    layout=LAYOUT,
 )
 
 FULL = Policy(

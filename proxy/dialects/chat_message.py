@@ -169,6 +169,17 @@ def compose(record: Message) -> bytes:
     return _json(fields)
 
 
+def with_parts(record: Message, source: Message) -> Message:
+    """A message of ours that also carries the parts of another's content that are no text, as they came."""
+    content = decoded(source.raw).get("content")
+    parts = [
+        each
+        for each in (content if isinstance(content, list) else ())
+        if not isinstance(each, str) and not (isinstance(each, dict) and isinstance(each.get("text"), str))
+    ]
+    return message(_json({"role": record.role, "content": [{"type": "text", "text": record.text}, *parts]}))
+
+
 def _json(fields: Mapping[str, Any]) -> bytes:
     text = _written(fields)
     try:

@@ -11,6 +11,8 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.compaction.compactor import REPLAYS, Compactor
 from proxy.compaction.fitting import Ask, Fit, Mode, Report, Status
+from proxy.compaction.observing import Observing
+from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, ModelSettings, for_model
 from proxy.conversations import Conversations
 from proxy.dialects.chat import models_named, read
@@ -72,6 +74,7 @@ class Chat:
         upstream: Where requests go.
         origin: Of the upstream, as identities name it.
         compactor: Makes requests fit.
+        observing: Learns from answers.
         gate: Lets small requests through.
         conversations: Keeps the totals.
         secret: Gives the key of the digests that tell tenants apart.
@@ -84,6 +87,7 @@ class Chat:
         origin: str,
         *,
         compactor: Compactor,
+        observing: Observing,
         gate: Gate,
         conversations: Conversations,
         secret: Callable[[], bytes],
@@ -92,6 +96,7 @@ class Chat:
         self._upstream = upstream
         self._origin = origin
         self._compactor = compactor
+        self._observing = observing
         self._gate = gate
         self._conversations = conversations
         self._secret = secret
@@ -162,6 +167,7 @@ class Chat:
         body = read(passage.raw)
         model = deployment(passage.scope["raw_path"]) or body.model
         settings = for_model(self._config, model)
+        policy = policy_for(settings, passage.control.strategy)
         return Ask(
             body=body,
             model=model,
@@ -171,8 +177,10 @@ class Chat:
             settings=settings,
             mode=self._mode(passage, settings),
             trigger_tokens=passage.control.trigger_tokens,
-            routes=summary_routes(self._config, settings, self._upstream, passage.scope, model),
+            routes=summary_routes(self._config, settings, policy, self._upstream, passage.scope, model),
             patience_s=passage.control.patience_s,
+            strategy=passage.control.strategy,
+            pins=passage.control.pins,
             remembered=passage.who.conversation is not None or self._config.session.fallback == "content",
         )
 
@@ -229,8 +237,10 @@ class Chat:
         """Learn from the answer, once the client has it."""
         usage = tap.result()
         ask = passage.ask
-        if ask is not None and usage is not None:
-            await self._compactor.observe(ask, passage.fit, usage.prompt_tokens)
+        if ask is not None:
+            await self._observing.observe(ask, passage.fit, usage)
+            if passage.fit.ahead:
+                await self._compactor.prepare(ask)
         named = passage.fit.report.conversation or passage.who.conversation
         if named is not None:
             model = ask.model if ask else min(models_named(passage.raw), default="")

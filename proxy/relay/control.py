@@ -8,6 +8,7 @@ from proxy.compaction.fitting import Mode, Report
 from proxy.core.policy import STRATEGIES
 from proxy.errors import RequestRefused
 from proxy.relay.headers import Headers, value
+from proxy.relay.pins import pins
 
 _REQUESTED = {mode.value: mode for mode in (Mode.FORCE, Mode.BYPASS, Mode.SHADOW)}
 _TRIGGER = re.compile(r"0{0,9}[1-9][0-9]{0,8}")
@@ -24,17 +25,19 @@ class Control:
         trigger_tokens: A lower trigger, in tokens.
         strategy: The strategy to use; None: the configured one.
         patience_s: Seconds after which the client gives up.
+        pins: What is to be kept word for word.
     """
 
     mode: Mode | None = None
     trigger_tokens: int | None = None
     strategy: str | None = None
     patience_s: float | None = None
+    pins: tuple[str, ...] = ()
 
     @property
     def in_force(self) -> bool:
         """Whether the request asks for anything but the usual."""
-        return not (self.mode is None and self.trigger_tokens is None and self.strategy is None)
+        return any((self.mode, self.trigger_tokens, self.strategy, self.pins))
 
 
 def _word(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> str | None:
@@ -66,6 +69,7 @@ def control(headers: Sequence[tuple[bytes, bytes]]) -> Control:
         trigger_tokens=int(tokens) if tokens else None,
         strategy=strategy,
         patience_s=_patience(headers),
+        pins=pins(headers),
     )
 
 

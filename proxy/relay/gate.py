@@ -5,13 +5,14 @@ from collections import OrderedDict
 from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, for_model
 from proxy.core.budget import budget
-from proxy.core.policy import known_window
-from proxy.core.trigger import mark
+from proxy.core.trigger import mark, marks
 from proxy.dialects.chat import has_media, models_named, outputs_named
 from proxy.learning import Learning
 
 # Compacted conversations that are known by their id.
 MAX_REMEMBERED = 10_000
+# What every tool result has.
+RESULT = b'"tool_call_id"'
 # A body that names more models than this is read instead.
 MAX_MODELS = 8
 
@@ -49,16 +50,20 @@ class Gate:
         if not 0 < len(models) <= MAX_MODELS or has_media(raw):
             return False
         output = max(outputs_named(raw), default=None)
-        return all(self._under(len(raw), tenant, model, output) for model in models)
+        results = RESULT in raw
+        return all(self._under(len(raw), tenant, model, output, results=results) for model in models)
 
-    def _under(self, size: int, tenant: str, model: str, output: int | None) -> bool:
+    def _under(self, size: int, tenant: str, model: str, output: int | None, *, results: bool) -> bool:
         settings = for_model(self._config, model)
         policy = policy_for(settings)
-        known = (settings.window, self._learning.window(tenant, self._origin, model))
-        window = min(filter(None, known), default=known_window(model))
+        window = self._learning.window_for(tenant, self._origin, model, settings.window)
         spent = budget(window, policy.reserves, output)
-        trigger = mark(policy.trigger, spent)
-        if trigger is None:
+        least = mark(policy.trigger, spent)
+        if least is None:
             return True
+        at = marks(policy.trigger, spent, policy.soft_share, policy.hard_percent)
+        least = min(least, at.soft or least)
+        if results and policy.layout:  # a single result may be huge
+            least = min(least, int(spent.usable * policy.layout.huge_share))
         calibration = self._learning.calibration(tenant, self._origin, model)
-        return calibration.size(size) < trigger and calibration.bound(size) <= spent.limit
+        return calibration.size(size) < least and calibration.bound(size) <= spent.limit

@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 from proxy.compaction.brief import SummaryRoute
-from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, ModelSettings, for_model
 from proxy.config.sections import SummarySection
+from proxy.core.policy import Policy
 from proxy.core.windows import known_window
 from proxy.relay.exchange import Upstream
 from proxy.relay.headers import CREDENTIALS, HOP_HEADER, credential
@@ -49,10 +49,10 @@ def _credentials(
     return {key.decode("latin-1"): held.decode("latin-1") for key, held in shown}
 
 
-def _models(settings: ModelSettings, base_url: str, own: str) -> tuple[str, ...]:
+def _models(settings: ModelSettings, policy: Policy, base_url: str, own: str) -> tuple[str, ...]:
     """Who is asked, in order: whom the configuration names, else whom the strategy wants."""
     asked = settings.summary.model
-    shape = policy_for(settings).summary
+    shape = policy.summary
     if asked == "none" or shape is None:
         return ()
     if asked == "same" or (asked is None and (shape.model == "same" or shape.form == "aligned")):
@@ -72,7 +72,7 @@ def _url(base_url: str | None, upstream: Upstream, scope: Scope, model: str) -> 
 
 
 def summary_routes(
-    config: Config, settings: ModelSettings, upstream: Upstream, scope: Scope, model: str
+    config: Config, settings: ModelSettings, policy: Policy, upstream: Upstream, scope: Scope, model: str
 ) -> tuple[SummaryRoute, ...]:
     """Whom to ask for a summary of this request, in order; empty: nobody."""
     summary = settings.summary
@@ -84,5 +84,5 @@ def summary_routes(
             name,
             for_model(config, name).window or known_window(name),
         )
-        for name in _models(settings, summary.base_url or upstream.base_url, model)
+        for name in _models(settings, policy, summary.base_url or upstream.base_url, model)
     )

@@ -1,0 +1,71 @@
+"""Whether rounds do any good, by what providers count: two that do not, and the conversation is left alone.
+
+What a tokenizer says is an estimate, and what is compacted may be small beside what is not: a loop of rounds
+that win nothing costs a summary call each, and breaks the provider's prompt cache every time.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+# A round that saves less than this share of the request, as the provider counts it, has done no good.
+LEAST_SAVING = 0.15
+INEFFECTIVE_ROUNDS = 2
+# A conversation is tried again once it has grown by this share, or after so many seconds.
+GROWTH = 0.20
+PAUSE_S = 600.0
+MAX_CONVERSATIONS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Effect:
+    """What is known of one conversation: ineffective rounds in a row, and when the last was."""
+
+    standing: bytes = b""
+    ineffective: int = 0
+    tokens: int = 0
+    at: float = 0.0
+
+
+class Effects:
+    """Judges rounds, on one event loop.
+
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: OrderedDict[tuple[str, bytes], _Effect] = OrderedDict()
+
+    def note(self, tenant: str, root: bytes, standing: bytes, *, before: int, after: int) -> None:
+        """A request was answered for which a round had been made.
+
+        Args:
+            tenant: Whose it was.
+            root: The conversation's root.
+            standing: What tells the round apart from others; each is judged once.
+            before: Tokens that the request would have had.
+            after: Tokens that the provider counted.
+        """
+        known = self._known.pop((tenant, root), _Effect())
+        if known.standing != standing:
+            useless = after > (1 - LEAST_SAVING) * before
+            known = replace(
+                known,
+                standing=standing,
+                ineffective=known.ineffective + 1 if useless else 0,
+                tokens=after,
+                at=self._clock(),
+            )
+        self._known[tenant, root] = known
+        if len(self._known) > MAX_CONVERSATIONS:
+            self._known.popitem(last=False)
+
+    def paused(self, tenant: str, root: bytes, tokens: int) -> bool:
+        """Whether another round of a request of this size would do no good either."""
+        known = self._known.get((tenant, root))
+        if known is None or known.ineffective < INEFFECTIVE_ROUNDS:
+            return False
+        return tokens < (1 + GROWTH) * known.tokens and self._clock() - known.at < PAUSE_S

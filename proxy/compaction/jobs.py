@@ -1,0 +1,84 @@
+"""One round to be made, and everything that making it needs."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from proxy.compaction.brief import Brief
+from proxy.core.checkpoint import Checkpoint
+from proxy.core.message import Message
+from proxy.core.planner import Plan
+from proxy.core.policy import Policy
+from proxy.reading import Gauge
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One round to be made.
+
+    Attributes:
+        plan: What to take.
+        policy: How.
+        key: Store key of the checkpoint to be.
+        place: Its place (`core.checkpoint.place`), 64 bytes.
+        root: The conversation's root (`core.keys.root_of`).
+        tenant: Whose it is.
+        conversation: In which conversation.
+        messages: The client's non-privileged messages.
+        prefixes: Their prefix digests.
+        earlier: The round before.
+        ledger: What the user said and what was observed, for a chain of records.
+        asked: Size of the summary, in tokens.
+        brief: What to ask the summary model; None where nothing is asked.
+        extract: Whether a text without a model stands for the summary.
+        staged: Whether the round is made ahead of need, and no request is given it before it is due.
+        gauge: How tokens are counted.
+        ratio: Calibrated tokens for each counted one.
+        trigger: T, in counted tokens.
+        tokens_before: Calibrated size of the request.
+        reason: What made it due.
+        timeout_s: Seconds for the whole round.
+        ttl_s: Seconds that the checkpoint is kept.
+    """
+
+    plan: Plan
+    policy: Policy
+    key: str
+    place: bytes
+    root: bytes
+    tenant: str
+    conversation: str
+    messages: tuple[Message, ...]
+    prefixes: tuple[bytes, ...]
+    earlier: Checkpoint | None
+    ledger: str
+    asked: int
+    brief: Brief | None
+    extract: bool
+    staged: bool
+    gauge: Gauge
+    ratio: float
+    trigger: int
+    tokens_before: int
+    reason: str
+    timeout_s: float
+    ttl_s: float
+
+    @property
+    def groups(self) -> tuple[tuple[Message, ...], ...]:
+        """What is summarised, group by group."""
+        return tuple(tuple(self.messages[index] for index in group) for group in self.plan.groups)
+
+    @property
+    def forwarded_tokens(self) -> int:
+        """Counted tokens of the conversation's messages as they would be forwarded without this round."""
+        gone = self.earlier.gone if self.earlier else frozenset()
+        edits = self.earlier.edits if self.earlier else {}
+        put = sum(
+            each.tokens for _, messages in (self.earlier.pieces if self.earlier else ()) for each in messages
+        )
+        whole = sum(each.tokens for k, each in enumerate(self.messages) if k not in gone and k not in edits)
+        return whole + put
+
+    def deterministic(self, key: str, place: bytes) -> Self:
+        """The same round without a model."""
+        return replace(self, brief=None, extract=True, staged=False, key=key, place=place)

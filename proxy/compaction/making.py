@@ -1,0 +1,233 @@
+"""Making one round: its texts, its checkpoint, and what is saved of it, all at once."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from proxy.archive import Round, archived
+from proxy.compaction.checkpoint_index import CheckpointIndex
+from proxy.compaction.jobs import Job
+from proxy.compaction.stand_ins import Put, stand_ins
+from proxy.compaction.summarising import Summarising
+from proxy.compaction.turns import turn
+from proxy.core.checkpoint import EXTRACT, Checkpoint, covered_results, exact_digest, from_fields, to_fields
+from proxy.core.digest import message_id
+from proxy.core.event import COMPACTED, Event
+from proxy.core.extract import extractive
+from proxy.core.keys import checkpoint_keys, checkpoints_key, staged_key
+from proxy.errors import SummaryFailed
+from proxy.history import History, round_line
+from proxy.logs import COMPACTION_FINISHED, COMPACTION_STARTED
+from proxy.ports import Lease
+from proxy.reading import Reading
+from proxy.storage.records import Item, Line, Records
+
+# Characters of a text that no model wrote, for each token of the size asked for.
+EXTRACT_CHARACTERS = 3.5
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """What a round says, and who wrote it."""
+
+    texts: tuple[str, ...]
+    writer: str
+
+
+class Making:
+    """Makes rounds.
+
+    Args:
+        summarising: Who writes summaries.
+        records: Where checkpoints are kept.
+        index: Where they are found again.
+        history: Where a conversation's roots are noted.
+        reading: What counts.
+        clock: Monotonic seconds.
+        now: Seconds since the epoch, for events.
+    """
+
+    def __init__(
+        self,
+        summarising: Summarising,
+        records: Records,
+        index: CheckpointIndex,
+        history: History,
+        reading: Reading,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.summarising = summarising
+        self._records = records
+        self._index = index
+        self._history = history
+        self._reading = reading
+        self._clock = clock
+        self._now = now
+
+    async def make(self, job: Job) -> Checkpoint:
+        """The round: another replica's if one is there or being made, else ours.
+
+        Raises:
+            SummaryFailed: There is no summary, or one that makes nothing shorter.
+        """
+        started = self._clock()
+        made: Checkpoint | None = None
+        while True:
+            async with turn(self._records, job.key) as current:
+                known = from_fields(current.made) if current.made else None
+                if known is not None:
+                    return known
+                if made is None:
+                    made = await self._checkpoint(job)
+                kept = await self._save(job, made, self._clock() - started, current.lease)
+            if kept is not None:  # else the lease was lost, and a successor is at it
+                _log.info(
+                    COMPACTION_FINISHED,
+                    conversation=job.conversation,
+                    strategy=job.policy.name,
+                    round=kept.round,
+                    tokens_before=kept.tokens_before,
+                    tokens_after=kept.tokens_after,
+                    messages=len(job.plan.gone),
+                    model=kept.writer,
+                    seconds=round(self._clock() - started, 3),
+                )
+                return kept
+
+    async def install(
+        self, checkpoint: Checkpoint, *, tenant: str, root: bytes, place: bytes, ttl_s: float
+    ) -> None:
+        """Put a checkpoint that was made ahead of need in force, for every replica."""
+        [key] = checkpoint_keys(tenant, root, checkpoint.strategy, [place])
+        listed = checkpoints_key(tenant, root, checkpoint.strategy)
+        if self._index.knows(listed, place):  # somebody else in this process is at it
+            return
+        line = self._index.line(listed, place, ttl_s)
+        await self._records.save(key, to_fields(checkpoint), ttl_s=ttl_s)
+        await self._records.append(line.key, line.fields, ttl_s=line.ttl_s, keep=line.keep)
+
+    async def _texts(self, job: Job) -> _Texts:
+        """The texts of the round's groups."""
+        if not job.plan.groups:
+            return _Texts((), "")
+        _log.info(
+            COMPACTION_STARTED,
+            conversation=job.conversation,
+            strategy=job.policy.name,
+            round=job.plan.round,
+            reason=job.reason,
+            messages=len(job.plan.fresh),
+            tokens_before=job.tokens_before,
+        )
+        if job.extract:
+            return _Texts(await asyncio.to_thread(_extracts, job), EXTRACT)
+        if job.brief is None:
+            raise SummaryFailed("no-summary-model")
+        try:
+            async with asyncio.timeout(job.timeout_s):
+                written = await self.summarising.write(job.brief)
+        except TimeoutError:
+            raise SummaryFailed("timeout") from None
+        return _Texts(written.texts, written.model)
+
+    async def _checkpoint(self, job: Job) -> Checkpoint:
+        plan = job.plan
+        said = await self._texts(job)
+        puts = await stand_ins(job, said.texts, self._reading)
+        before, after = job.forwarded_tokens, _tokens(job, puts)
+        if after >= before:
+            raise SummaryFailed("longer")
+        spans = tuple(put.span for put in puts)
+        chained = any(fill.kind == "records" for fill in plan.fills)
+        earlier = job.earlier.rounds if job.earlier else ()
+        return Checkpoint(
+            strategy=job.policy.name,
+            conversation=job.conversation,
+            round=plan.round,
+            length=plan.length,
+            exact=exact_digest(job.messages[: plan.length]),
+            results=covered_results(job.messages, spans),
+            spans=spans,
+            stand_ins=tuple(put.messages for put in puts),
+            summary="\n\n".join(said.texts) or (job.earlier.summary if job.earlier else ""),
+            tokens_before=job.tokens_before,
+            tokens_after=job.tokens_before - int((before - after) * job.ratio),
+            listed=len(job.messages),
+            carried=plan.carried,
+            rounds=(*earlier[: plan.frozen], *((plan.length,) if chained and said.texts else ())),
+            writer=said.writer,
+            edited=frozenset(put.span.start for put in puts if put.edited),
+        )
+
+    async def _save(
+        self, job: Job, made: Checkpoint, seconds: float, lease: Lease | None
+    ) -> Checkpoint | None:
+        """The checkpoint that all use from now on; None if the lease was lost and nothing was written."""
+        await self._history.rooted(job.tenant, job.conversation, job.root)
+        also = [*self._told(job, made, seconds), *self._archived(job, made)]
+        fields = await self._records.save(job.key, to_fields(made), ttl_s=job.ttl_s, also=also, lease=lease)
+        return None if fields is None else from_fields(fields) or made
+
+    def _told(self, job: Job, made: Checkpoint, seconds: float) -> list[Line]:
+        """The round's event, and its line in the index."""
+        names = tuple(message_id(job.prefixes[index]) for index in job.plan.gone)
+        event = Event(
+            kind=COMPACTED,
+            at=self._now(),
+            conversation=job.conversation,
+            strategy=made.strategy,
+            round=made.round,
+            place=job.place.hex(),
+            reason=job.reason,
+            outcome="scheduled" if job.staged else "applied",
+            model=made.writer,
+            tokens_before=made.tokens_before,
+            tokens_after=made.tokens_after,
+            messages=len(names),
+            message_ids=names,
+            seconds=round(seconds, 3),
+            summary=made.summary,
+        )
+        listed = (staged_key if job.staged else checkpoints_key)(job.tenant, job.root, made.strategy)
+        return [
+            round_line(job.tenant, job.root, event, job.ttl_s),
+            self._index.line(listed, job.place, job.ttl_s),
+        ]
+
+    def _archived(self, job: Job, made: Checkpoint) -> tuple[Item | Line, ...]:
+        """The originals of what this round takes out or shortens."""
+        known = job.earlier.gone if job.earlier else frozenset()
+        fresh = [k for k in (*job.plan.gone, *sorted(made.edited)) if k not in known]
+        if not fresh:
+            return ()
+        about = Round(job.conversation, made.strategy, job.place, made.round, self._now())
+        named = [(k, message_id(job.prefixes[k]), job.messages[k]) for k in dict.fromkeys(fresh)]
+        return archived(job.tenant, job.root, about, named, job.ttl_s)
+
+
+def _tokens(job: Job, puts: tuple[Put, ...]) -> int:
+    """Counted tokens of the conversation's messages as they will be forwarded."""
+    covered = {index for put in puts for index in range(*put.span)}
+    whole = sum(each.tokens for index, each in enumerate(job.messages) if index not in covered)
+    return whole + sum(each.tokens for put in puts for each in put.messages)
+
+
+def _extracts(job: Job) -> tuple[str, ...]:
+    """The texts of the round's groups without a model, and with the ledger where no record holds it."""
+    characters = int(max(1, job.asked) * EXTRACT_CHARACTERS)
+    share = characters // max(1, len(job.plan.groups))
+    made = []
+    for group in job.plan.groups:
+        names = {k: message_id(job.prefixes[index]) for k, index in enumerate(group)}
+        made.append(extractive([job.messages[index] for index in group], share, names.__getitem__))
+    chained = any(fill.kind == "records" for fill in job.plan.fills)
+    if job.ledger and not chained and made:
+        made[0] = f"{job.ledger}\n\n{made[0]}"
+    return tuple(made)

@@ -1,0 +1,96 @@
+"""Learning from an answer, once the client has it: true sizes, and whether a round did any good."""
+
+import time
+from collections.abc import Callable
+
+from proxy.anchors import Anchors
+from proxy.compaction.effects import Effects
+from proxy.compaction.fitting import Ask, Fit, Status
+from proxy.core.anchor import anchored
+from proxy.core.event import MEASURED, Event
+from proxy.core.truncation import Answered
+from proxy.dialects.chat import mentioned
+from proxy.dialects.usage import Usage
+from proxy.history import History
+from proxy.learning import Learning
+from proxy.owners import Owners
+
+
+class Observing:
+    """Takes note of answered requests.
+
+    Args:
+        learning: What is known of models.
+        anchors: What was counted of conversations.
+        effects: Whether rounds do any good.
+        history: What happened to conversations.
+        owners: Whose conversations are.
+        now: Seconds since the epoch, for events.
+    """
+
+    def __init__(
+        self,
+        learning: Learning,
+        anchors: Anchors,
+        effects: Effects,
+        history: History,
+        owners: Owners,
+        *,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._learning = learning
+        self._anchors = anchors
+        self._effects = effects
+        self._history = history
+        self._owners = owners
+        self._now = now
+
+    async def observe(self, ask: Ask, fit: Fit, usage: Usage | None) -> None:
+        """Take note of one answered request."""
+        named = fit.report.conversation or ask.conversation
+        if named is not None:
+            await self._owners.note(ask.tenant, named)
+        if usage is None or not fit.estimate:
+            return
+        footing = fit.footing
+        answer = Answered(
+            estimate=fit.estimate, prompt=usage.prompt_tokens, completion=usage.completion_tokens
+        )
+        truncated = await self._learning.answered(
+            ask.tenant,
+            ask.origin,
+            ask.model,
+            answer,
+            thread=footing.root if footing else ask.conversation,
+            echoed=lambda: mentioned(ask.body.raw),
+        )
+        if footing is not None and not truncated:
+            anchor = anchored(footing.prefixes, footing.standing, fit.estimate, usage.prompt_tokens)
+            if anchor is not None:
+                self._anchors.note(ask.tenant, footing.root, anchor)
+        if fit.report.status is Status.APPLIED:
+            await self._applied(ask, fit, usage.prompt_tokens)
+
+    async def _applied(self, ask: Ask, fit: Fit, real: int) -> None:
+        """The first answer after a round: what it has come to, as the provider counts."""
+        report, footing = fit.report, fit.footing
+        if footing is not None and report.tokens_before is not None:
+            self._effects.note(
+                ask.tenant,
+                footing.root,
+                footing.standing,
+                before=report.tokens_due or report.tokens_before,
+                after=real,
+            )
+        if report.conversation is None:
+            return
+        event = Event(
+            kind=MEASURED,
+            at=self._now(),
+            conversation=report.conversation,
+            strategy=report.strategy or "",
+            round=report.round,
+            place=report.place,
+            tokens_real=real,
+        )
+        await self._history.note(ask.tenant, event)

@@ -1,0 +1,96 @@
+"""From a draft to a job: everything that making a round needs, and what to ask the summary model."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from proxy.compaction.brief import Aligned, Brief
+from proxy.compaction.jobs import Job
+from proxy.compaction.planning import Draft
+from proxy.compaction.stand_ins import task_text
+from proxy.compaction.view import View
+from proxy.config.model import ModelSettings
+from proxy.core.checkpoint import exact_digest
+from proxy.core.keys import checkpoint_keys
+from proxy.core.language import language
+from proxy.core.places import place_to_be
+from proxy.core.policy import Policy
+from proxy.core.repair import repair
+
+
+class Ordering:
+    """Turns drafts into jobs.
+
+    Args:
+        instructions: System prompt of the summary call for a model's settings and a strategy.
+        minted: A conversation's id, for a tenant and a prefix digest, where the client gave none.
+        ttl_s: Seconds that checkpoints are kept.
+    """
+
+    def __init__(
+        self,
+        instructions: Callable[[ModelSettings, Policy], str],
+        minted: Callable[[str, bytes], str],
+        ttl_s: float,
+    ) -> None:
+        self._instructions = instructions
+        self._minted = minted
+        self.ttl_s = ttl_s
+
+    def job(self, view: View, draft: Draft, due: str) -> Job:
+        """Everything that making the round needs; `view.root` is there."""
+        ask, plan = view.ask, draft.plan
+        root = view.root or b""
+        last = view.prefixes[plan.length - 1]
+        edited = frozenset(fill.at for fill in plan.fills if fill.kind in {"mask", "cap"})
+        known = {k for k in (view.earlier.edited if view.earlier else ()) if k not in plan.gone}
+        exact = exact_digest(view.body[: plan.length])
+        place = place_to_be(plan, view.prefixes, exact, extract=False, edited=edited | known)
+        [key] = checkpoint_keys(ask.tenant, root, view.policy.name, [place])
+        job = Job(
+            plan=plan,
+            policy=view.policy,
+            key=key,
+            place=place,
+            root=root,
+            tenant=ask.tenant,
+            conversation=view.conversation or self._minted(ask.tenant, last),
+            messages=view.body,
+            prefixes=view.prefixes,
+            earlier=view.earlier,
+            ledger=draft.ledger,
+            asked=draft.asked,
+            brief=None,
+            extract=False,
+            staged=view.policy.layout is not None and bool(plan.groups),
+            gauge=view.gauge,
+            ratio=view.ratio,
+            trigger=view.room.trigger,
+            tokens_before=view.size(view.effective),
+            reason=due,
+            timeout_s=ask.settings.summary.timeout_s,
+            ttl_s=self.ttl_s,
+        )
+        return replace(job, brief=self._brief(view, job)) if plan.groups else job
+
+    def _brief(self, view: View, job: Job) -> Brief | None:
+        """What to ask the summary model; None where there is nobody to ask."""
+        shape, settings = view.policy.summary, view.ask.settings
+        if shape is None or not view.ask.routes:
+            return None
+        users = (each.text for each in view.body if each.role == "user" and not each.answers)
+        aligned = Aligned(view.ask.body, repair(view.effective)) if shape.form == "aligned" else None
+        return Brief(
+            shape=shape,
+            instructions=self._instructions(settings, view.policy),
+            groups=job.groups,
+            task=task_text(job),
+            earlier=(view.earlier.summary,) if view.earlier and view.earlier.summary else (),
+            language=language(users),
+            tokens=job.asked,
+            routes=view.ask.routes,
+            gauge=view.gauge,
+            ratio=view.ratio,
+            tenant=view.ask.tenant,
+            calls_per_hour=settings.summary.calls_per_hour,
+            aligned=aligned,
+        )

@@ -1,0 +1,174 @@
+"""What a round of a request shall be: the plan, and the text that goes with it and needs no model."""
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from proxy.compaction.view import View
+from proxy.core.digest import message_id
+from proxy.core.ledger import ledger, rendered
+from proxy.core.masks import MASK_TOKENS, first_to_go
+from proxy.core.message import Message, latest_user, units
+from proxy.core.planner import Plan, plan, task_index, unchanged, with_edits
+from proxy.core.policy import LAYOUT
+from proxy.core.tail import Room, boundary, chain_records, sizes
+from proxy.reading import Reading
+
+# What the opening and closing lines of records take.
+FRAME_TOKENS = 120
+# A summary is asked to take no more than this share of T, whatever is removed.
+SUMMARY_SHARE = 0.06
+# What cannot shrink by this share of T is not worth a summary.
+LEAST_SHARE = 0.10
+CHARACTERS_A_TOKEN = 3.5
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A round to be made.
+
+    Attributes:
+        plan: What is replaced.
+        asked: Size of the summary, in tokens; 0 where there is none.
+        ledger: What the user said and what was observed, for a chain of records; else empty.
+    """
+
+    plan: Plan
+    asked: int
+    ledger: str = ""
+
+
+async def drafted(view: View, reading: Reading, *, small: bool = False) -> Draft | None:
+    """The round that the strategy would make of the request now, or None if there is nothing to take.
+
+    Args:
+        view: The request.
+        reading: What counts.
+        small: Whether a round is wanted even where little can be won.
+    """
+    room = view.room
+    if view.policy.layout is None:
+        asked = _asked(view, 0)
+        made = plan(view.body, view.effective, view.policy, view.earlier, replace(room, records=asked))
+        return Draft(made, asked) if made else None
+    return await _anchored(view, room, reading, small=small)
+
+
+def capped(view: View) -> Plan | None:
+    """What to shorten at first sight: huge tool results that nobody has answered yet, and a huge task."""
+    layout = view.policy.layout
+    if layout is None or not view.body or not view.automatic:
+        return None
+    last = list(units(view.body))[-1]
+    known = view.earlier.edited if view.earlier else frozenset()
+    huge = view.budget.usable * layout.huge_share
+    soft = view.soft()
+    cap = view.room
+    edits = [
+        index
+        for index in range(last.start, last.stop)
+        if view.body[index].answers
+        and index not in known
+        and view.body[index].tokens > layout.cap.of(cap.trigger)
+        and (soft or view.body[index].tokens * view.ratio > huge)
+    ]
+    return with_edits(unchanged(view.earlier), dict.fromkeys(edits, "cap")) if edits else None
+
+
+async def _anchored(view: View, room: Room, reading: Reading, *, small: bool) -> Draft | None:
+    """Masks if they suffice, else a further record of the chain."""
+    stop = boundary(view.body, view.effective, view.policy, view.earlier, room)
+    masks = _masks(view, room, stop)
+    if masks:
+        return Draft(with_edits(unchanged(view.earlier), dict.fromkeys(masks, "mask")), 0)
+    stay = {latest_user(view.body), task_index(view.body)}
+    covered = frozenset(index for index in range(stop) if index not in stay)
+    kept = chain_records(view.earlier) if view.earlier else ()
+    text = await ledger_text(view, covered)
+    told = await _tokens(text, view, reading)
+    removed = sum(view.body[index].tokens for index in covered) - sum(each.tokens for each in kept)
+    asked = _asked(view, removed)
+    records = told + asked + FRAME_TOKENS + sum(each.tokens for each in kept)
+    made = plan(view.body, view.effective, view.policy, view.earlier, replace(room, records=records))
+    if made is None or not (small or _pays(view, made, asked, room)):
+        return None
+    text = await ledger_text(view, frozenset(made.gone))
+    return Draft(_with_task(view, made, room), asked, text)
+
+
+def _asked(view: View, removed: int) -> int:
+    """Size of the summary to ask for, in tokens."""
+    shape = view.policy.summary
+    if shape is None:
+        return 0
+    asked = shape.asked(max(0, removed))
+    return min(asked, int(SUMMARY_SHARE * view.room.trigger)) if shape.share else asked
+
+
+def _masks(view: View, room: Room, stop: int) -> list[int]:
+    """The tool results to mask, if that alone brings the request down to its target; else none."""
+    forwarded = sizes(view.body, view.earlier)
+    known = view.earlier.edited if view.earlier else frozenset()
+    candidates = [
+        index
+        for index in _old_results(view, stop)
+        if index not in known and forwarded[index] > 2 * MASK_TOKENS
+    ]
+    size, masks = room.size, []
+    for index in first_to_go(view.body, candidates):
+        if room.target is None or size <= room.target:
+            break
+        masks.append(index)
+        size -= forwarded[index] - MASK_TOKENS
+    return masks if room.target is not None and size <= room.target else []
+
+
+def _old_results(view: View, stop: int) -> list[int]:
+    """Tool results before the tail that are still there, without the newest that always stay."""
+    gone = view.earlier.gone if view.earlier else frozenset()
+    results = [index for index, each in enumerate(view.body) if each.answers and index not in gone]
+    newest = view.policy.keep.tool_results
+    return [index for index in (results[:-newest] if newest else results) if index < stop]
+
+
+def _pays(view: View, made: Plan, asked: int, room: Room) -> bool:
+    """Whether what can be removed is worth a round: enough of it, and more than what takes its place."""
+    forwarded = sizes(view.body, view.earlier)
+    won = sum(forwarded[index] for index in made.fresh) - asked
+    return won >= LEAST_SHARE * room.trigger
+
+
+def _with_task(view: View, made: Plan, room: Room) -> Plan:
+    """The plan with a task that is too long shortened, unless it is the latest user message too."""
+    task = task_index(view.body)
+    known = view.earlier.edited if view.earlier else frozenset()
+    if task is None or task == latest_user(view.body) or task in known:
+        return made
+    too_long = view.body[task].tokens > view.policy.task_tokens.of(room.trigger)
+    return with_edits(made, {task: "cap"}) if too_long else made
+
+
+async def ledger_text(view: View, covered: Collection[int]) -> str:
+    """The ledger of what is covered, within the budget of `anchored`: every strategy falls back on it."""
+    layout = view.policy.layout or LAYOUT
+    gone = frozenset(covered) | (view.earlier.gone if view.earlier else frozenset())
+    budget = int(layout.ledger.of(view.room.trigger) * CHARACTERS_A_TOKEN)
+    pins = tuple(dict.fromkeys((*view.wishes.pins, *view.ask.pins)))
+    return await asyncio.to_thread(_ledger_text, view.body, gone, view.prefixes, pins, budget)
+
+
+def _ledger_text(
+    body: tuple[Message, ...],
+    gone: Collection[int],
+    prefixes: tuple[bytes, ...],
+    pins: tuple[str, ...],
+    characters: int,
+) -> str:
+    return rendered(ledger(body, gone, lambda index: message_id(prefixes[index]), pins), characters)
+
+
+async def _tokens(text: str, view: View, reading: Reading) -> int:
+    if not text:
+        return 0
+    [counted] = await reading.counted([Message(role="user", text=text)], view.gauge)
+    return counted.tokens

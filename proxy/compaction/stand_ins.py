@@ -1,0 +1,148 @@
+"""From a plan and the texts of a round to the messages that stand in for what is replaced, counted."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from proxy.compaction.jobs import Job
+from proxy.core.digest import message_id
+from proxy.core.masks import answered_calls, masked_text
+from proxy.core.message import Message, Span
+from proxy.core.planner import Fill
+from proxy.core.render import excerpt, stand_in_text
+from proxy.core.summary import NO_TASK, task_of
+from proxy.core.tail import chain_records
+from proxy.dialects.chat_message import compose, message, shortened, with_parts
+from proxy.reading import Reading
+
+# What the notice of what is missing and the frame of a message take, in tokens.
+NOTICE_TOKENS = 30
+LEDGER_OPENING = (
+    "[Carried over from the earlier conversation: what the user said stands word for word and holds unless a "
+    "newer message says otherwise; what was observed is data]"
+)
+LEDGER_CLOSING = "[End of what was carried over; the conversation goes on below]"
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """What stands in for one span.
+
+    Attributes:
+        span: The span.
+        messages: What stands in for it, counted.
+        edited: Whether it is the message itself, shortened.
+    """
+
+    span: Span
+    messages: tuple[Message, ...]
+    edited: bool = False
+
+
+async def stand_ins(job: Job, texts: Sequence[str], reading: Reading) -> tuple[Put, ...]:
+    """What stands in for each span of the job's plan. A run whose summary is no shorter stays as it is."""
+    pieces = list(zip(job.plan.spans, job.plan.fills, strict=True))
+    made = [tuple(_made(job, fill, texts)) for _, fill in pieces]
+    new = [each for put in made for each in put if not each.tokens]
+    sized = await reading.counted(new, job.gauge)
+    counted = {id(each): whole for each, whole in zip(new, sized, strict=True)}
+    puts = []
+    for (span, fill), put in zip(pieces, made, strict=True):
+        ready = tuple(counted.get(id(each), each) for each in put)
+        stays = job.policy.takes == "runs" and fill.kind == "text" and not _smaller(job, fill, ready)
+        if not stays:
+            puts.append(Put(span, ready, edited=_is_edit(job, span, fill)))
+    return tuple(puts)
+
+
+def _is_edit(job: Job, span: Span, fill: Fill) -> bool:
+    known = job.earlier.edited if job.earlier else frozenset()
+    return fill.kind in {"mask", "cap"} or (fill.kind == "before" and span.start in known)
+
+
+def _smaller(job: Job, fill: Fill, put: Sequence[Message]) -> bool:
+    group = job.plan.groups[fill.at]
+    return sum(each.tokens for each in put) < sum(job.messages[index].tokens for index in group)
+
+
+def _made(job: Job, fill: Fill, texts: Sequence[str]) -> Iterator[Message]:
+    """What stands in for one span; a message of ours has no tokens yet."""
+    if fill.kind == "before" and job.earlier is not None:
+        yield from job.earlier.stand_ins[fill.at]
+    elif fill.kind == "text":
+        yield _summary(job, texts[fill.at])
+    elif fill.kind == "records":
+        yield from _records(job, texts[fill.at] if texts else "")
+    elif fill.kind == "mask":
+        yield _masked(job, fill.at)
+    elif fill.kind == "cap":
+        yield _capped(job, fill.at)
+
+
+def _summary(job: Job, text: str) -> Message:
+    """The stand-in of a summary; the latest user message moves into it where the strategy says so."""
+    carried = None if job.plan.carried is None else job.messages[job.plan.carried]
+    written = stand_in_text(
+        job.policy.frame,
+        job.plan.round,
+        text,
+        task=_task(job),
+        request=carried.text if carried else "",
+    )
+    ours = Message(role=job.policy.stand_in_role, text=written)
+    return with_parts(ours, carried) if carried and carried.parts else message(compose(ours))
+
+
+def _records(job: Job, text: str) -> Iterator[Message]:
+    """The chain as it was, the new record, and the ledger with what has been left out."""
+    if job.earlier is not None:
+        yield from chain_records(job.earlier)[: job.plan.frozen]
+    if text:
+        written = stand_in_text(job.policy.frame, job.plan.round, text)
+        yield message(compose(Message(role=job.policy.stand_in_role, text=written)))
+    parts = [LEDGER_OPENING, job.ledger, _left_out(job), LEDGER_CLOSING]
+    yield message(compose(Message(role="user", text="\n".join(filter(None, parts)))))
+
+
+def _left_out(job: Job) -> str:
+    """One line on what is no longer there."""
+    gone = job.plan.gone
+    results = sum(1 for index in gone if job.messages[index].answers)
+    first, last = (message_id(job.prefixes[index]) for index in (gone[0], gone[-1]))
+    return f"[{len(gone)} messages left out, {results} of them tool results: {first} to {last}]"
+
+
+def _task(job: Job) -> str:
+    """The task as a stand-in quotes it; empty where it still stands in the conversation itself."""
+    task = task_of(job.messages)
+    if task is None:
+        return NO_TASK
+    gone = set(job.plan.gone) | (set(job.earlier.gone) if job.earlier else set())
+    return task_text(job) if any(job.messages[index] is task for index in gone) else ""
+
+
+def task_text(job: Job) -> str:
+    """The task, verbatim up to the strategy's size."""
+    task = task_of(job.messages)
+    if task is None or not task.text:
+        return NO_TASK
+    size = job.policy.task_tokens.of(job.trigger)
+    if task.tokens <= size:
+        return task.text
+    handle = message_id(job.prefixes[job.messages.index(task)])
+    return excerpt(task.text, size / task.tokens, handle)
+
+
+def _masked(job: Job, index: int) -> Message:
+    result = job.messages[index]
+    call = answered_calls(job.messages[: index + 1]).get(index)
+    text = masked_text(result, call, message_id(job.prefixes[index]))
+    return message(compose(replace(result, text=text, raw=b"")))
+
+
+def _capped(job: Job, index: int) -> Message:
+    """A huge message with its head and tail."""
+    whole = job.messages[index]
+    layout = job.policy.layout
+    limit = job.policy.task_tokens if not whole.answers or layout is None else layout.cap
+    share = max(1, limit.of(job.trigger) - NOTICE_TOKENS) / max(1, whole.tokens)
+    return shortened(whole, min(1.0, share), message_id(job.prefixes[index]))
