@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from pathlib import Path
 
+from proxy.config import strategy_checks
 from proxy.config.document import Place
 from proxy.config.model import Config
 from proxy.config.sections import SummarySection
@@ -39,17 +40,10 @@ def _is_ours(config: Config, url: str) -> bool:
     return target.host in ours and target.port == server.port
 
 
-def _summary_key(config: Config, glob: str, name: str) -> Place:
-    """Where a key of a model's summary section was set."""
-    section = config.models.get(glob)
-    own = section is not None and section.summary is not None and name in section.summary.model_fields_set
-    return ("models", glob, "summary", name) if own else ("summary", name)
-
-
 def _summary_problems(config: Config, summary: SummarySection) -> Iterator[tuple[str, str]]:
     """Each key of one effective summary section that does not fit, and why."""
-    if summary.prompt_file is not None and not os.access(Path(summary.prompt_file).expanduser(), os.R_OK):
-        yield "prompt_file", "the file cannot be read"
+    if summary.prompt_file is not None and not strategy_checks.readable(summary.prompt_file):
+        yield "prompt_file", strategy_checks.UNREADABLE
     if summary.base_url is None:
         return
     if _is_ours(config, summary.base_url):
@@ -67,7 +61,8 @@ def problems(config: Config) -> Iterator[tuple[Place, str]]:
         yield ("upstream", "base_url"), "this is our own address: requests would go round in circles"
     for row in config.by_glob:
         for name, what in _summary_problems(config, row.settings.summary):
-            yield _summary_key(config, row.glob, name), what
+            yield strategy_checks.place_in(config, row.glob, ("summary", name)), what
+    yield from strategy_checks.problems(config)
 
 
 def warnings(config: Config) -> Iterator[str]:
@@ -78,6 +73,7 @@ def warnings(config: Config) -> Iterator[str]:
         yield "session.tenant: none lets all clients share their conversations' summaries"
     if config.store.url == MEMORY:
         yield "store.url: memory:// keeps nothing beyond the process; name a file or a server to keep more"
+    yield from dict.fromkeys(strategy_checks.warnings(config))
     globs = list(config.models)
     for index, glob in enumerate(globs):
         earlier = next((other for other in globs[:index] if fnmatchcase(glob, other)), None)

@@ -38,7 +38,7 @@ def _decoded(raw: str, key: Key | None) -> object:
     Raises:
         ValueError: It is no JSON where that is needed.
     """
-    if key is not None and key.default is None and raw in {"", "null"}:
+    if key is not None and key.nullable and raw in {"", "null"}:
         return None
     if key is not None and not isinstance(key.default, dict | tuple) and not hasattr(key.kind, "__args__"):
         return raw

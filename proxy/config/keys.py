@@ -22,6 +22,7 @@ class Key:
         default: Its default.
         description: What it means, with its unit.
         works: False while only the default is accepted.
+        nullable: Whether it may be null.
     """
 
     place: Place
@@ -29,6 +30,7 @@ class Key:
     default: object
     description: str
     works: bool
+    nullable: bool
 
 
 def dotted(place: Place) -> str:
@@ -64,7 +66,8 @@ def keys(section: type[BaseModel] = Config, above: Place = ()) -> Iterator[Key]:
             yield from keys(nested, place)
         else:
             works = not any(isinstance(mark, Only) for mark in found.metadata)
-            yield Key(place, kind, found.default, found.description or "", works)
+            nullable = type(None) in get_args(found.annotation)
+            yield Key(place, kind, found.default, found.description or "", works, nullable)
 
 
 def suggestion(place: Place) -> str:

@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel
 
 from proxy.config.sections import (
-    STRICT,
     CompactionSection,
     ModelSection,
     ObservabilitySection,
@@ -21,6 +20,7 @@ from proxy.config.sections import (
     SummarySection,
     UpstreamSection,
 )
+from proxy.config.values import STRICT
 
 Section = TypeVar("Section", bound=BaseModel)
 

@@ -4,11 +4,14 @@ The names are a contract with users. A key of a later version is here already, a
 (`Only`), so that a file written for this version keeps loading.
 """
 
+from difflib import get_close_matches
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, SecretStr, field_validator
 
+from proxy.config.strategies import StrategiesSection
 from proxy.config.values import (
+    STRICT,
     BasePath,
     Duration,
     HeaderName,
@@ -23,8 +26,7 @@ from proxy.config.values import (
     Tenant,
     seconds,
 )
-
-STRICT = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True)
+from proxy.core.policy import DEFAULT, STRATEGIES, StandInRole
 
 SESSION_HEADERS = (
     "x-session-id", "x-litellm-session-id", "helicone-session-id", "x-dynamo-session-id", "x-bf-session-id",
@@ -75,7 +77,7 @@ class UpstreamSection(BaseModel):
     """Longest silence of the upstream, in seconds."""
     stream_usage: Annotated[str, Only("observe")] = "observe"
     """Whether `usage` on streams is only observed."""
-    lower_max_tokens: Annotated[bool, Only(value=False)] = False
+    lower_max_tokens: bool = False
     """Whether a request's `max_tokens` may be lowered to make it fit."""
 
 
@@ -134,48 +136,12 @@ class KeepSection(BaseModel):
     model_config = STRICT
     messages: Number | None = None
     """Newest messages that stay."""
-    tail_tokens: Annotated[Number | None, Only(None)] = None
-    """Tokens of the newest messages that stay."""
-    user_tokens: Annotated[Number | None, Only(None)] = None
-    """Tokens of user text that stays."""
-    tool_results: Annotated[Number | None, Only(None)] = None
-    """Newest tool results that stay."""
-
-
-class ChainedStrategy(BaseModel):
-    """The strategy `chained`: one summary, which each round integrates and extends."""
-
-    model_config = STRICT
-    percent: Percent = 80
-    """Trigger, in percent of the window without the three reserves; 0 switches it off."""
-    keep_messages: Number = 10
-    """Newest messages that stay."""
-    system_reserve_tokens: Number = 2_000
-    """Tokens set aside for system prompt and tools."""
-    output_reserve_tokens: Number = 4_000
-    """Tokens set aside for the answer; the request's own `max_tokens` where larger."""
-    safety_tokens: Number = 5_000
-    """Tokens set aside for errors of the estimate; all reserves together take a quarter at most."""
-    summary_tokens: Positive = 800
-    """Tokens that the summary is asked to stay under."""
-    summary_max_tokens: Positive = 1_000
-    """Tokens that the summary may take."""
-    temperature: Annotated[float, Field(ge=0, le=2)] = 0.3
-    """Sampling temperature of the summary call, 0 to 2."""
-    task_tokens: Positive = 2_000
-    """Tokens of the task that are quoted verbatim; a longer one keeps its head and tail."""
-    tool_characters: Positive = 500
-    """Characters of a tool result that the summary model sees."""
-    message_characters: Positive = 2_000
-    """Characters of any other message that the summary model sees."""
-
-
-class StrategiesSection(BaseModel):
-    """Every field of every strategy."""
-
-    model_config = STRICT
-    chained: ChainedStrategy = ChainedStrategy()
-    """See the rows below."""
+    tail_tokens: Number | None = None
+    """Tokens of the newest messages that stay; where a strategy has a share of its own, at most that."""
+    user_tokens: Number | None = None
+    """Tokens of the ledger, which quotes what users said; `anchored` has one."""
+    tool_results: Number | None = None
+    """Newest tool results that are never masked; `anchored` masks."""
 
 
 def _rows(value: object) -> object:
@@ -184,9 +150,13 @@ def _rows(value: object) -> object:
     return () if off or value == "0" else value
 
 
-def _unset(value: object) -> object:
-    """`background: false` and null are the same while nothing runs in the background."""
-    return None if value in (False, "false") else value
+def _strategy(name: str) -> str:
+    """A strategy's name; the likely one is named where there is none of that name."""
+    if name not in STRATEGIES:
+        close = get_close_matches(name, STRATEGIES, n=1)
+        meant = f", did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"one of {', '.join(STRATEGIES)}{meant}")
+    return name
 
 
 class CompactionSection(BaseModel):
@@ -195,20 +165,20 @@ class CompactionSection(BaseModel):
     model_config = STRICT
     mode: Literal["active", "shadow", "bypass"] = "active"
     """`active`; `shadow` plans and reports without a summary call; `bypass` relays only."""
-    strategy: Annotated[str, Only("chained")] = "chained"
-    """How to compact."""
+    strategy: Annotated[str, AfterValidator(_strategy)] = DEFAULT
+    """How to compact: one of the rows of `compaction.strategies`."""
     trigger: Annotated[tuple[TriggerRow, ...] | None, BeforeValidator(_rows)] = None
     """List of rows, any of which fires; 0 or an empty list: never by itself."""
-    target_tokens: Annotated[Positive | None, Only(None)] = None
-    """Tokens to shrink to."""
-    background: Annotated[bool | None, Only(None), BeforeValidator(_unset)] = None
-    """Whether to summarise after the answer, ahead of need; this version does not."""
+    target_tokens: Positive | None = None
+    """Tokens to shrink to; less than the trigger."""
+    background: bool | None = None
+    """Whether to summarise after the answer, ahead of need; null: `anchored` does."""
     max_block_s: Seconds | None = None
-    """Longest time, in seconds, that a request waits for a summary; null: `summary.timeout_s`."""
-    stand_in_role: Literal["user", "assistant", "system"] | None = None
+    """Longest time, in seconds, that a request waits for a summary."""
+    stand_in_role: StandInRole | None = None
     """Role of the message that stands in for what was removed."""
-    recount: Annotated[str, Only("usage")] = "usage"
-    """What corrects estimates: the `usage` that the provider reports."""
+    recount: Literal["usage", "probe"] = "usage"
+    """What corrects estimates: the provider's `usage`; `probe` asks for it with a small request as well."""
     counter: Literal["tiktoken", "characters"] = "tiktoken"
     """How tokens are estimated; `characters` is a quarter of their number, far too low on dense text."""
     on_disconnect: Literal["finish", "cancel"] = "finish"
@@ -216,7 +186,7 @@ class CompactionSection(BaseModel):
     keep: KeepSection = KeepSection()
     """What stays."""
     strategies: StrategiesSection = StrategiesSection()
-    """Fields of the strategies."""
+    """Fields of the strategies; a key above that is set beats them."""
 
     @field_validator("trigger")
     @classmethod
@@ -233,7 +203,7 @@ class SummarySection(BaseModel):
 
     model_config = STRICT
     model: str | None = None
-    """Summary model; null: a cheap one of the upstream's origin; `same`: the request's; `none`: no calls."""
+    """Summary model; null: a cheap one of the upstream's, for `full` the request's own (`same`); `none`."""
     base_url: HttpUrl | None = None
     """Base URL of its provider; null: the upstream's. Another origin needs an `api_key` of its own."""
     api_key: Key = SecretStr("")
@@ -246,8 +216,10 @@ class SummarySection(BaseModel):
     """File with instructions in place of the built-in ones."""
     instructions: str = ""
     """Text added to the instructions."""
-    input: Annotated[str, Only("transcript")] = "transcript"
-    """Form in which the summary model sees the messages."""
+    input: Literal["transcript", "aligned"] | None = None
+    """What the summary model sees: a fenced `transcript`, or the conversation itself (`aligned`)."""
+    calls_per_hour: Number = 600
+    """Summary calls of one tenant in an hour; over it nothing is summarised. 0: no bound."""
 
 
 class RecallSection(BaseModel):

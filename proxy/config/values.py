@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, get_args
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, SecretStr
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, SecretStr
 from pydantic_core import CoreSchema, core_schema
 
+STRICT = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True)
 SECONDS_OF = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 PORT_OF = {"http": 80, "https": 443}
 
@@ -35,7 +36,7 @@ def _shown(value: object) -> str:
     return "an empty list" if value == () else json.dumps(value)
 
 
-def _no_boolean(value: object) -> object:
+def no_boolean(value: object) -> object:
     """Refuse what YAML took for a boolean (`on`, `yes`), which would silently become the number 1."""
     if isinstance(value, bool):
         raise ValueError("a number is needed, not true or false")  # noqa: TRY004 - pydantic collects ValueError
@@ -138,10 +139,10 @@ def _key(secret: SecretStr) -> SecretStr:
 
 
 Key = Annotated[SecretStr, AfterValidator(_key)]
-Number = Annotated[int, BeforeValidator(_no_boolean), Field(ge=0)]
-Positive = Annotated[int, BeforeValidator(_no_boolean), Field(ge=1)]
-Seconds = Annotated[float, BeforeValidator(_no_boolean), Field(gt=0, allow_inf_nan=False)]
-Percent = Annotated[float, BeforeValidator(_no_boolean), Field(ge=0, le=100, allow_inf_nan=False)]
+Number = Annotated[int, BeforeValidator(no_boolean), Field(ge=0)]
+Positive = Annotated[int, BeforeValidator(no_boolean), Field(ge=1)]
+Seconds = Annotated[float, BeforeValidator(no_boolean), Field(gt=0, allow_inf_nan=False)]
+Percent = Annotated[float, BeforeValidator(no_boolean), Field(ge=0, le=100, allow_inf_nan=False)]
 Duration = Annotated[str, AfterValidator(_duration)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
 StoreUrl = Annotated[str, AfterValidator(store_place)]

@@ -1,0 +1,83 @@
+"""What the configuration makes of a strategy's row, and where its instructions come from."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from proxy.config.model import ModelSettings
+from proxy.config.row_fields import FIELDS, changed
+from proxy.core.policy import ANCHORED, STRATEGIES, Policy
+from proxy.core.trigger import Row
+
+
+class Wording(NamedTuple):
+    """Where the instructions of a summary call come from.
+
+    Attributes:
+        prompt_file: File that holds them; None: the strategy's own.
+        added: Text behind them.
+    """
+
+    prompt_file: str | None
+    added: str
+
+
+def row_for(settings: ModelSettings, strategy: str | None = None) -> Policy:
+    """A strategy's row with what the configuration changes of it.
+
+    The strategy's own keys come first; a key for all strategies beats them where it is set.
+
+    Args:
+        settings: What is configured for the model.
+        strategy: Name of the row that a request asked for; None: the configured one.
+
+    Raises:
+        KeyError: There is no strategy of that name.
+    """
+    compaction = settings.compaction
+    policy = STRATEGIES[strategy or compaction.strategy]
+    fields = getattr(compaction.strategies, policy.name)
+    own = ((name, value) for name, value in fields if name in FIELDS and name in fields.model_fields_set)
+    for name, value in (*own, *_for_all(settings)):
+        policy = changed(policy, name, value)
+    if compaction.trigger is not None:
+        policy = replace(policy, trigger=tuple(Row(**dict(row)) for row in compaction.trigger))
+    if compaction.background is not None:
+        ahead = policy.soft_share or ANCHORED.soft_share
+        policy = replace(policy, soft_share=ahead if compaction.background else 0.0)
+    return policy
+
+
+def _for_all(settings: ModelSettings) -> Iterator[tuple[str, object]]:
+    """The fields that a key for all strategies sets, whichever has them."""
+    compaction, keep, summary = settings.compaction, settings.compaction.keep, settings.summary
+    keys = {
+        "output_reserve_tokens": settings.reserve_output,
+        "target_tokens": compaction.target_tokens,
+        "max_block_s": compaction.max_block_s,
+        "stand_in_role": compaction.stand_in_role,
+        "keep_messages": keep.messages,
+        "tail_tokens": keep.tail_tokens,
+        "ledger_tokens": keep.user_tokens,
+        "keep_tool_results": keep.tool_results,
+        "summary_max_tokens": summary.max_tokens,
+        "summary_input": summary.input,
+    }
+    return ((name, value) for name, value in keys.items() if value is not None)
+
+
+def wording_for(settings: ModelSettings, strategy: str | None = None) -> Wording:
+    """Where the instructions of a strategy come from: its own keys, else those of `summary`.
+
+    Args:
+        settings: What is configured for the model.
+        strategy: Name of the row that a request asked for; None: the configured one.
+
+    Raises:
+        KeyError: There is no strategy of that name.
+    """
+    name = STRATEGIES[strategy or settings.compaction.strategy].name
+    fields = getattr(settings.compaction.strategies, name)
+    file, added = getattr(fields, "prompt_file", None), getattr(fields, "instructions", None)
+    summary = settings.summary
+    return Wording(file or summary.prompt_file, (summary.instructions if added is None else added).strip())
