@@ -15,7 +15,7 @@ _UNSEEN = re.compile(
 )
 # The first character of what a chat template might take for its own.
 _TEMPLATE = re.compile(
-    r"<(?=\||\uff5c|<\s*/?\s*sys\s*>>|/?\s*(?:s|bos|eos|pad|unk|start_of_turn|end_of_turn|start_of_image|"
+    r"<(?=\||\uff5c|<\s*/?\s*sys\s*>>|(?:/\s*)?(?:s|bos|eos|pad|unk|start_of_turn|end_of_turn|start_of_image|"
     r"im_start|im_end|think|thinking|tool_call|tool_response|function_calls)\s*>)"
     r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\])",
     re.IGNORECASE,
@@ -23,14 +23,14 @@ _TEMPLATE = re.compile(
 # What a fence of ours looks like (`core.transcript`): a tag with a name, a hyphen and hexadecimal digits; or
 # what one might be guessed to look like.
 _FENCE = re.compile(
-    r"<(?=\s*/?\s*(?:[\w-]{1,40}-[0-9a-f]{6,}\b|(?:transcript|system|developer|assistant|user|task|run|data|"
+    r"<(?=(?:/\s*)?(?:[\w-]{1,40}-[0-9a-f]{6,}\b|(?:transcript|system|developer|assistant|user|task|run|data|"
     r"instructions?|conversation)(?:[-_][\w-]{0,40})?\s*>))",
     re.IGNORECASE,
 )
 _FRAME = re.compile(
-    r"\[(?=\s*(?:previous conversation summary|end of (?:the )?(?:summary|record)|"
+    r"\[(?=(?:previous conversation summary|end of (?:the )?(?:summary|record)|"
     r"record \d+ of the earlier|summary of the earlier))"
-    r"|<(?=\s*/?\s*summary\s*>)",
+    r"|<(?=(?:/\s*)?summary\s*>)",
     re.IGNORECASE,
 )
 # Lines that would read as a message of the transcript, the mark of a run, or a heading that is ours.

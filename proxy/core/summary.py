@@ -73,29 +73,29 @@ def prompt(
     that nothing inside can close them, and is made harmless (`core.defang`).
 
     Args:
-        groups: What to summarise. Several groups are runs that get a text each: `texts` takes the answer
-            apart.
+        groups: What to summarise. Several are runs that get a text each (`texts` tells them apart).
         shape: How much of a message is shown.
         task: The user's task; empty where the strategy does not show it.
         earlier: Summaries of earlier rounds, oldest first.
         language: English name of the language to write in; empty if it is not known.
         tokens: Size asked for.
     """
-    runs = len(groups)
-    held = list(_numbered(groups, shape))
+    held = list(_numbered(groups, shape)) or [""]
     before, asked = [defanged(each) for each in earlier], defanged(task)
     mark = nonce([*held, *before, asked])
-    parts = [f"## Size and Language\n{_size(tokens, language, runs)}"]
-    parts.append("\n".join(["## Previous Summary", *(fenced("summary", each, mark) for each in before)]))
-    parts[-1] += "" if before else f"\n{NONE_YET}"
-    if asked:
-        parts.append(f"## Original User Task\n{fenced('task', asked, mark)}")
-    if runs > 1:
-        parts.append(f"## Runs to Summarize\n{_marks(runs)}")
-        parts += [fenced(f"run-{number}", each, mark) for number, each in enumerate(held, 1)]
-    else:
-        parts.append(f"## Messages to Summarize\n{fenced('transcript', ''.join(held), mark)}")
-    return "\n\n".join(parts)
+    known = [fenced("summary", each, mark) for each in before] or [NONE_YET]
+    parts = [f"## Size and Language\n{_size(tokens, language, len(groups))}"]
+    parts.append("\n".join(["## Previous Summary", *known]))
+    parts += [f"## Original User Task\n{fenced('task', asked, mark)}"] if asked else []
+    return "\n\n".join([*parts, *_material(held, mark)])
+
+
+def _material(held: Sequence[str], mark: str) -> list[str]:
+    """The fenced transcripts, each run behind its own number where there are several."""
+    if len(held) == 1:
+        return [f"## Messages to Summarize\n{fenced('transcript', held[0], mark)}"]
+    runs = [fenced(f"run-{number}", each, mark) for number, each in enumerate(held, 1)]
+    return [f"## Runs to Summarize\n{_marks(len(held))}", *runs]
 
 
 def aligned_prompt(instructions: str, *, language: str, tokens: int, groups: int) -> str:
