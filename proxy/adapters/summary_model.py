@@ -76,7 +76,7 @@ async def _body(response: httpx.Response) -> bytes:
     plain = encoding.strip().lower() in IDENTITY
     inflater = Inflater(encoding, MAX_ANSWER_BYTES)
     body = bytearray()
-    async for chunk in response.aiter_raw():
+    async for chunk in response.aiter_bytes() if plain else response.aiter_raw():
         body += chunk if plain else inflater.feed(chunk)
         if len(body) > MAX_ANSWER_BYTES or (inflater.failed and not plain):
             raise SummaryFailed("garbage" if response.is_success else f"http-{response.status_code}")
