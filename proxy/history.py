@@ -5,11 +5,13 @@ stand in the conversation's own list. A conversation has several roots where its
 Conversations that begin alike share a root: an event belongs to the one it names.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from proxy.core import checkpoint
 from proxy.core.event import COMPACTED, MEASURED, Event, from_fields, to_fields
-from proxy.core.keys import events_key, roots_key, rounds_key
+from proxy.core.keys import checkpoint_keys, checkpoints_key, events_key, roots_key, rounds_key
+from proxy.core.policy import STRATEGIES
 from proxy.storage.records import Fields, Line, Records
 
 # Events that are kept of one conversation beside its rounds, and rounds that are kept of one root.
@@ -17,11 +19,13 @@ KEPT_EVENTS = 200
 # Every round adds a line that names its root; so many of them are looked at, and so many roots.
 KEPT_ROOT_LINES = 500
 MAX_ROOTS = 50
+# Checkpoints of one root and strategy that are looked at.
+KEPT_PLACES = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A round that requests are answered with.
+    """A round that requests may be given.
 
     Attributes:
         place: Where its checkpoint is kept, 64 bytes.
@@ -41,24 +45,27 @@ def _read(lines: Iterable[Fields]) -> list[Event]:
     return [event for line in lines if (event := from_fields(line)) is not None]
 
 
-def _of_round(event: Event) -> tuple[str, int | None, str]:
-    return event.strategy, event.round, event.place
-
-
 def _measured(events: Iterable[Event]) -> list[Event]:
     """The events, rounds with what the upstream counted after them; oldest first."""
     ordered = sorted(events, key=lambda event: event.at)
-    real: dict[tuple[str, int | None, str], int | None] = {}
+    rounds = {index: event for index, event in enumerate(ordered) if event.kind == COMPACTED}
     for event in ordered:
         if event.kind == MEASURED:
-            real.setdefault(_of_round(event), event.tokens_real)
-    return [
-        replace(event, tokens_real=event.tokens_real or real.get(_of_round(event)))
-        if event.kind == COMPACTED
-        else event
-        for event in ordered
-        if event.kind != MEASURED
+            index = _measures(event, rounds)
+            if index is not None and rounds[index].tokens_real is None:
+                rounds[index] = replace(rounds[index], tokens_real=event.tokens_real)
+    return [rounds.get(index, event) for index, event in enumerate(ordered) if event.kind != MEASURED]
+
+
+def _measures(measured: Event, rounds: Mapping[int, Event]) -> int | None:
+    """Which round was counted: the one at that place, else the newest before it that has its number."""
+    placed = [index for index, event in rounds.items() if event.place and event.place == measured.place]
+    named = [
+        index
+        for index, event in rounds.items()
+        if (event.strategy, event.round) == (measured.strategy, measured.round) and event.at <= measured.at
     ]
+    return next(iter(placed or reversed(named)), None)
 
 
 class History:
@@ -99,10 +106,56 @@ class History:
         return _measured(events)
 
     async def places(self, tenant: str, conversation: str) -> list[Installed]:
-        """The rounds that were made in a conversation, of every strategy, newest first."""
-        rounds = [event for event in await self.of(tenant, conversation) if event.kind == COMPACTED]
-        found = {place: event for event in rounds if (place := _bytes(event.place))}
-        return [Installed(place, event) for place, event in reversed(found.items())]
+        """The installed rounds that were made in a conversation, of every strategy, newest first.
+
+        A round made ahead of need is none until it is installed; one that was shortened further since it was
+        made has no event of its own, and its checkpoint tells what is known.
+        """
+        events = await self.of(tenant, conversation)
+        told = {event.place: event for event in events if event.kind == COMPACTED and event.place}
+        found: list[Installed] = []
+        for root in await self.roots(tenant, conversation):
+            for strategy in STRATEGIES:
+                found += await self._installed(tenant, root, strategy, told)
+        ours = [each for each in found if each.event.conversation == conversation]
+        ours.sort(key=lambda each: each.event.at)
+        return ours[::-1]
+
+    async def _installed(
+        self, tenant: str, root: bytes, strategy: str, told: Mapping[str, Event]
+    ) -> list[Installed]:
+        """Those of one list, in its order. Without an event a round is as old as the one before it."""
+        lines = await self._records.tail(checkpoints_key(tenant, root, strategy), KEPT_PLACES)
+        places = list(dict.fromkeys(filter(None, (_bytes(line.get("place")) for line in lines))))
+        silent = [place for place in places if place.hex() not in told]
+        stored = await self._records.find(checkpoint_keys(tenant, root, strategy, silent)) if silent else []
+        read = dict(zip(silent, stored, strict=True))
+        found: list[Installed] = []
+        at = 0.0
+        for place in places:
+            event = told.get(place.hex()) or _kept(place, read.get(place), at)
+            if event is not None:
+                at = max(at, event.at)
+                found.append(Installed(place, event))
+        return found
+
+
+def _kept(place: bytes, fields: Fields | None, at: float) -> Event | None:
+    """What a checkpoint says of its round; None if there is none."""
+    made = checkpoint.from_fields(fields) if fields else None
+    if made is None:
+        return None
+    return Event(
+        COMPACTED,
+        at,
+        made.conversation,
+        strategy=made.strategy,
+        round=made.round,
+        place=place.hex(),
+        tokens_before=made.tokens_before,
+        tokens_after=made.tokens_after,
+        summary=made.summary,
+    )
 
 
 def _bytes(digits: object) -> bytes:

@@ -7,8 +7,9 @@ import pytest
 
 from proxy.adapters.memory_store import MemoryStore
 from proxy.adapters.sqlite_store import SqliteStore
+from proxy.core.checkpoint import Checkpoint, to_fields
 from proxy.core.event import COMPACTED, FAILED, MEASURED, Event
-from proxy.core.keys import rounds_key
+from proxy.core.keys import checkpoint_keys, checkpoints_key, rounds_key
 from proxy.history import KEPT_EVENTS, History, Installed, round_line
 from proxy.ports import Store
 from proxy.storage.records import Records
@@ -44,6 +45,13 @@ async def kept(records: Records, root: bytes, event: Event) -> None:
     await History(records, DAY_S).rooted("t_1", event.conversation, root)
     line = round_line("t_1", root, event, DAY_S)
     await records.save(f"{line.key}:{event.place}", {}, ttl_s=DAY_S, also=[line])
+    await listed(records, root, event.strategy, event.place)
+
+
+async def listed(records: Records, root: bytes, strategy: str, digits: str) -> None:
+    """What installing a round does."""
+    key = checkpoints_key("t_1", root, strategy)
+    await records.append(key, {"place": digits}, ttl_s=DAY_S, keep=200)
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -92,6 +100,50 @@ async def test_the_rounds_that_are_installed_come_newest_first_whatever_made_the
     assert await history.places(*WHO) == [
         Installed(place(number), rounds[number - 1]) for number in (3, 2, 1)
     ]
+
+
+async def test_a_round_that_is_only_ready_is_not_installed() -> None:
+    records = Records(MemoryStore(), ignored)
+    await kept(records, ROOTS[0], made(1))
+    ready = round_line("t_1", ROOTS[0], replace(made(2), outcome="scheduled"), DAY_S)
+    await records.save(f"{ready.key}:ready", {}, ttl_s=DAY_S, also=[ready])
+    history = History(records, DAY_S)
+    assert [event.round for event in await history.of(*WHO)] == [1, 2]
+    assert [each.place for each in await history.places(*WHO)] == [place(1)]
+
+
+async def test_a_round_without_an_event_is_told_of_by_its_checkpoint_if_it_is_this_conversation_s() -> None:
+    records = Records(MemoryStore(), ignored)
+    await kept(records, ROOTS[0], made(5))
+    for number, conversation in ((8, "c_1"), (9, "c_2")):
+        stored = Checkpoint("chained", conversation, 3, 4, bytes(32), (), (), (), "said", 90, 40)
+        [key] = checkpoint_keys("t_1", ROOTS[0], "chained", [place(number)])
+        await records.keep(key, to_fields(stored), ttl_s=DAY_S)
+        await listed(records, ROOTS[0], "chained", place(number).hex())
+    told = Event(
+        COMPACTED,
+        5.0,
+        "c_1",
+        strategy="chained",
+        round=3,
+        place=place(8).hex(),
+        tokens_before=90,
+        tokens_after=40,
+        summary="said",
+    )
+    history = History(records, DAY_S)
+    assert await history.places(*WHO) == [Installed(place(8), told), Installed(place(5), made(5))]
+
+
+async def test_a_count_belongs_to_the_newest_round_of_its_number_where_the_place_is_another() -> None:
+    records = Records(MemoryStore(), ignored)
+    history = History(records, DAY_S)
+    rounds = [made(1), replace(made(2), round=1), replace(made(3), round=1)]
+    for event in rounds:
+        await kept(records, ROOTS[0], event)
+    counted = Event(MEASURED, 2.5, "c_1", strategy="chained", round=1, place=place(77).hex(), tokens_real=55)
+    await history.note("t_1", counted)
+    assert [event.tokens_real for event in await history.of(*WHO)] == [None, 55, None]
 
 
 async def test_a_round_of_an_older_version_has_no_place_and_is_history_all_the_same() -> None:

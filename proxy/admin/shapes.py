@@ -18,6 +18,7 @@ class Round:
         round: Its number.
         at: When it was made.
         reason: What made it due.
+        outcome: `applied`, or `scheduled` where it was made ahead of need.
         model: The model that wrote the summary.
         messages: Number of messages that it replaced.
         tokens_before: Estimated size of the request it was made for.
@@ -30,6 +31,7 @@ class Round:
     round: int | None
     at: float
     reason: str
+    outcome: str
     model: str
     messages: int | None
     tokens_before: int | None
@@ -130,6 +132,7 @@ def round_shape(event: Event, *, undone: bool) -> Round:
         round=event.round,
         at=event.at,
         reason=event.reason,
+        outcome=event.outcome,
         model=event.model,
         messages=event.messages,
         tokens_before=event.tokens_before,

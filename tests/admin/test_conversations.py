@@ -15,13 +15,14 @@ from proxy.admin.conversations import Api
 from proxy.archive import Round, archived
 from proxy.conversations import Conversations
 from proxy.core.event import COMPACTED, Event
+from proxy.core.keys import checkpoints_key
 from proxy.core.message import Call, Message
 from proxy.dialects.usage import Usage
 from proxy.history import History, round_line
 from proxy.owners import Owners
 from proxy.recall import Recall
 from proxy.steering import Steering
-from proxy.storage.records import Records
+from proxy.storage.records import Line, Records
 from proxy.wishes import MAX_PINS, Wishes, Wishing, pin_id
 
 DAY_S = 86_400.0
@@ -93,7 +94,8 @@ class Place:
         taken = [(10 * number + index, f"m_{number}{index}", each) for index, each in enumerate(messages)]
         item, line = archived(TENANT, ROOT, made, taken, DAY_S)
         told = round_line(TENANT, ROOT, event, DAY_S)
-        await self.records.save(f"{item.key}:x", {}, ttl_s=DAY_S, also=[item, line, told])
+        listed = Line(checkpoints_key(TENANT, ROOT, "chained"), {"place": event.place}, DAY_S, 200)
+        await self.records.save(f"{item.key}:x", {}, ttl_s=DAY_S, also=[item, line, told, listed])
 
 
 @asynccontextmanager
@@ -120,6 +122,7 @@ def round_of(number: int, *, undone: bool = False) -> dict[str, Any]:
         "round": number,
         "at": float(number),
         "reason": "percent",
+        "outcome": "",
         "model": "small",
         "messages": 2,
         "tokens_before": 1_000 * number,
@@ -266,8 +269,8 @@ async def test_a_conversation_is_forgotten_whole_and_comes_back_when_it_is_used_
     async with two_rounds() as (here, client):
         await client.post(f"{PATH}/compact")
         answer = await client.delete(PATH)
-        # rounds, archives, two archive records, their two checkpoints; totals, roots, events, wishes
-        assert (answer.status_code, answer.json()) == (200, {"deleted": 10})
+        # two checkpoints and their archives, lists of both and of rounds; totals, roots, events, wishes
+        assert (answer.status_code, answer.json()) == (200, {"deleted": 11})
         assert error_of(await client.get(PATH)) == (404, "conversation_not_found")
         await here.owners.note(TENANT, NAME)
         told = (await client.get(PATH)).json()
