@@ -17,6 +17,8 @@ from proxy.errors import SummaryFailed
 
 LEAST_CHARACTERS = 40
 LEAST_SHARE = 1 / 3
+# Fewer words than these show no language.
+LEAST_WORDS = 12
 RECALL = 0.9
 ADDED_SHARE = 0.2
 ADDED_CHARACTERS = 600
@@ -73,14 +75,16 @@ class _Sources:
         folded = value.text.casefold()
         if value.kind == "commit":
             return folded in self.text
-        if not self.tokens.issuperset(_TOKEN.findall(folded)):
-            return value.kind == "version" and folded.removeprefix("v") in self.text
-        return folded in self.text or (value.kind == "path" and self._hold_end(folded))
+        if self.tokens.issuperset(_TOKEN.findall(folded)) and folded in self.text:
+            return True
+        if value.kind == "version":
+            return folded.removeprefix("v") in self.text
+        return value.kind == "path" and folded.startswith("/") and self._hold_end(folded)
 
     def _hold_end(self, path: str) -> bool:
-        """Whether the end of a path is known, where the rest is the directory that work is done in."""
-        parts = [part for part in path.split("/") if part not in {"", ".", "~"}]
-        return bool(parts) and "/".join(parts[-2:]) in self.text
+        """Whether the end of a path is known: the directory that work is done in is told elsewhere."""
+        parts = [part for part in path.split("/") if part]
+        return len(parts) > 2 and "/".join(parts[-2:]) in self.text
 
 
 def _digits(number: str) -> str:
@@ -201,12 +205,13 @@ def verified(text: str, *, sources: Sequence[Message], earlier: Sequence[str], l
         SummaryFailed: with the reason `language`, where it is surely in another one, or `unfaithful`, where
             too little is left.
     """
-    written = language_of([_prose(text)]) if language else ""
-    if written and written != language:
+    prose = _prose(text)
+    written = language_of([prose]) if len(prose.split()) >= LEAST_WORDS else ""
+    if language and written and written != language:
         raise SummaryFailed("language")
     held = _Sources("\n".join([*_texts(sources), *earlier]).casefold())
     said = [each.text for each in sources if each.role == "user" and not each.answers]
     kept = _kept(text, held, said)
-    if _weight(kept) < max(LEAST_CHARACTERS, LEAST_SHARE * _weight(text)):
+    if kept != text.strip() and _weight(kept) < max(LEAST_CHARACTERS, LEAST_SHARE * _weight(text)):
         raise SummaryFailed("unfaithful")
     return _repaired(kept, sources)

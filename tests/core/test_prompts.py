@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from proxy.core.defang import defanged
 from proxy.core.language import language
 from proxy.core.message import Call, Message
-from proxy.core.policy import STRATEGIES
+from proxy.core.policy import CHAINED, STRATEGIES
 from proxy.core.summary import prompt
 
 NAMES = sorted({row.summary.prompt for row in STRATEGIES.values() if row.summary})
-SHAPE = next(row.summary for row in STRATEGIES.values() if row.name == "chained")
-assert SHAPE is not None
+assert CHAINED.summary is not None
+SHAPE = CHAINED.summary
 
 SECTIONS = {
     "anchored": [

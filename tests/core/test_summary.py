@@ -22,15 +22,14 @@ from proxy.core.summary import (
 )
 from proxy.errors import SummaryFailed
 
+assert CHAINED.summary is not None
 SHAPE = CHAINED.summary
-assert SHAPE is not None
 LONG = "### State\n- the parser reads both forms of dates now\n- two tests are left to be written"
 SENTENCES = "The parser reads both forms. Two tests are left."
 ASKED = "At most 800 tokens, which is about 560 words. Write in German."
 
 
 def asked(*groups: list[Message], task: str = "Build it", earlier: tuple[str, ...] = ("before",)) -> str:
-    assert SHAPE is not None
     return prompt(groups, SHAPE, task=task, earlier=earlier, language="German", tokens=800)
 
 
@@ -93,7 +92,6 @@ def test_a_prompt_is_size_and_language_the_earlier_summary_the_task_and_the_fenc
 
 
 def test_a_first_round_has_no_previous_summary_and_a_strategy_without_a_task_shows_none() -> None:
-    assert SHAPE is not None
     text = prompt([[Message("user", "hi")]], SHAPE, task="", earlier=(), language="", tokens=600)
 
     assert text.startswith(
