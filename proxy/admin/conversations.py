@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -30,11 +30,10 @@ from proxy.errors import RequestRefused, StoreUnavailable, openai_error
 from proxy.recall import MAX_HITS
 from proxy.steering import Steering
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
 PATH = "/admin/v1"
 MAX_QUERY_CHARACTERS = 1_000
+
+Shape = ArchivedMessage | Conversation | Events | Forgotten | Hits | Marked | Pins | Round
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ Words = Annotated[str, Query(max_length=MAX_QUERY_CHARACTERS)]
 _routes = APIRouter(prefix=PATH, dependencies=[Depends(HTTPBearer(auto_error=False))])
 
 
-def _answer(record: "DataclassInstance", status: int = 200) -> Response:
+def _answer(record: Shape, status: int = 200) -> Response:
     """A record as JSON in ASCII, which can hold what UTF-8 cannot: text as clients really send it."""
     body = json.dumps(asdict(record), allow_nan=False).encode()
     return Response(body, status, {"cache-control": "no-store"}, "application/json")
