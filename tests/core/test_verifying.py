@@ -150,8 +150,8 @@ def test_critical_values_that_the_summary_lost_are_put_behind_it() -> None:
     text = "The work on the order went well, and what was asked for is done; the rest is for later. " * 9
 
     assert verified(text.strip(), sources=sources, earlier=(), language="") == (
-        f"{text.strip()}\n\n{ADDED}\n- ValueError\n- src/app/main.py\n- ann@shop.example\n- a1b2c3d4e5f60718\n"
-        "- https://shop.example/o/4711\n- ORD-4711"
+        f"{text.strip()}\n\n{ADDED}\n- ValueError\n- src/app/main.py\n- ann@shop.example\n"
+        "- a1b2c3d4e5f60718\n- https://shop.example/o/4711\n- ORD-4711"
     )
 
 
