@@ -82,14 +82,18 @@ def _target(tokens: int | None, target: Limit | None) -> Limit | None:
     return target if tokens is None else Limit(tokens, 1.0)
 
 
-def _asked(tokens: int, shape: SummaryShape) -> SummaryShape:
-    """What is allowed grows along where it was not more than is asked for now."""
+def _asked(tokens: int, shape: SummaryShape | None) -> SummaryShape | None:
+    """What is allowed grows along in proportion."""
+    if shape is None:
+        return None
     allowed = max(shape.max_tokens, tokens * shape.max_tokens // shape.tokens)
     return replace(shape, tokens=tokens, max_tokens=allowed, least_tokens=min(shape.least_tokens, tokens))
 
 
-def _allowed(tokens: int, shape: SummaryShape) -> SummaryShape:
+def _allowed(tokens: int, shape: SummaryShape | None) -> SummaryShape | None:
     """Never is more asked for than allowed."""
+    if shape is None:
+        return None
     asked = min(shape.tokens, tokens)
     return replace(shape, tokens=asked, max_tokens=tokens, least_tokens=min(shape.least_tokens, asked))
 

@@ -1,25 +1,12 @@
-"""What the configuration makes of a strategy's row, and where its instructions come from."""
+"""What the configuration makes of a strategy's row."""
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 from proxy.config.model import ModelSettings
 from proxy.config.row_fields import FIELDS, changed
 from proxy.core.policy import ANCHORED, STRATEGIES, Policy
 from proxy.core.trigger import Row
-
-
-class Wording(NamedTuple):
-    """Where the instructions of a summary call come from.
-
-    Attributes:
-        prompt_file: File that holds them; None: the strategy's own.
-        added: Text behind them.
-    """
-
-    prompt_file: str | None
-    added: str
 
 
 def row_for(settings: ModelSettings, strategy: str | None = None) -> Policy:
@@ -64,20 +51,3 @@ def _for_all(settings: ModelSettings) -> Iterator[tuple[str, object]]:
         "summary_input": summary.input,
     }
     return ((name, value) for name, value in keys.items() if value is not None)
-
-
-def wording_for(settings: ModelSettings, strategy: str | None = None) -> Wording:
-    """Where the instructions of a strategy come from: its own keys, else those of `summary`.
-
-    Args:
-        settings: What is configured for the model.
-        strategy: Name of the row that a request asked for; None: the configured one.
-
-    Raises:
-        KeyError: There is no strategy of that name.
-    """
-    name = STRATEGIES[strategy or settings.compaction.strategy].name
-    fields = getattr(settings.compaction.strategies, name)
-    file, added = getattr(fields, "prompt_file", None), getattr(fields, "instructions", None)
-    summary = settings.summary
-    return Wording(file or summary.prompt_file, (summary.instructions if added is None else added).strip())

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from proxy.config.document import Place
 from proxy.config.keys import dotted
 from proxy.config.model import Config, ModelSettings
+from proxy.config.row_fields import shown
 from proxy.config.rows import row_for
 from proxy.core.budget import budget
 from proxy.core.policy import STRATEGIES, Policy
@@ -51,9 +52,13 @@ def _prompt_problems(settings: ModelSettings) -> Iterator[tuple[Place, str]]:
 
 
 def _set_by(settings: ModelSettings, row: Policy, above: Place, keys: tuple[str, ...]) -> Place | None:
-    """The key that has set a field: one for all strategies, or the first of the strategy's own."""
-    own = (_strategy_place(row.name, key) for key in keys)
-    return next((place for place in (above, *own) if is_set(settings.compaction, place[1:])), None)
+    """The key that has changed a field: one for all strategies, or the first of the strategy's own."""
+    if is_set(settings.compaction, above[1:]):
+        return above
+    fields = getattr(settings.compaction.strategies, row.name)
+    own = (key for key in keys if key in type(fields).model_fields)
+    changed = (key for key in own if getattr(fields, key) != shown(STRATEGIES[row.name], key))
+    return next((_strategy_place(row.name, key) for key in changed), None)
 
 
 def _size_problems(settings: ModelSettings) -> Iterator[tuple[Place, str]]:

@@ -1,37 +1,23 @@
 """config.yaml and docs/configuration.md say what the model says."""
 
-import json
 import re
+import runpy
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import yaml
-from pydantic import BaseModel
 
-from proxy.compaction.policies import policy_for
 from proxy.config.checks import store_url
-from proxy.config.keys import Key, dotted, keys, plain
+from proxy.config.keys import Key, dotted, keys
 from proxy.config.model import Config, for_model
-from proxy.config.sections import ModelSection, TriggerRow
+from proxy.config.rows import row_for
+from proxy.config.sections import ModelSection
 from proxy.config.sources import load
-from proxy.core.policy import CHAINED
+from proxy.core.policy import STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS: tuple[tuple[str, type[BaseModel], str], ...] = (
-    (
-        "rows of compaction.trigger",
-        TriggerRow,
-        "The fields of one row must all be reached; a 0 switches its row off.",
-    ),
-    ("entries of models", ModelSection, "Null sections change nothing."),
-)
-
-
-def row(key: Key) -> str:
-    """A key's line in docs/configuration.md."""
-    default = json.dumps(plain(key.default), ensure_ascii=False)
-    shown = "23 headers, see config.yaml" if len(default) > 80 else f"`{default}`"
-    return f"| `{dotted(key.place)}`{'' if key.works else ' †'} | {shown} | {key.description} |"
+SCRIPT = runpy.run_path(str(ROOT / ".ci" / "config_reference.py"))
 
 
 def named(value: object, above: str = "") -> set[str]:
@@ -54,14 +40,17 @@ def test_the_shipped_file_names_every_working_key() -> None:
     document = yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))
     working = {dotted(key.place) for key in keys() if key.works}
     assert working - named(document) == set()
-    assert named(document) - working == {"compaction.strategy"}
+    assert named(document) - working == set()
 
 
 def test_the_documentation_has_a_row_for_every_key_and_no_other() -> None:
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    expected = [row(key) for key in keys()]
-    expected += [row(key) for _, section, _ in ROWS for key in keys(section)]
+    expected = list(chain.from_iterable(SCRIPT["tables"]().values()))
     assert re.findall(r"^\| `.*$", text, re.MULTILINE) == expected
+
+
+def test_the_shipped_file_explains_every_field_of_a_strategy() -> None:
+    assert "\n".join(SCRIPT["strategies"]()) in (ROOT / "config.yaml").read_text(encoding="utf-8")
 
 
 def test_every_key_says_what_it_means() -> None:
@@ -76,5 +65,6 @@ def test_no_value_to_choose_is_a_boolean_for_yaml(key: Key) -> None:
     assert [choice for choice in choices if isinstance(yaml.safe_load(choice or "''"), bool)] == []
 
 
-def test_the_defaults_make_the_strategy_s_own_row() -> None:
-    assert policy_for(for_model(Config(), "any")) == CHAINED
+def test_the_shipped_file_leaves_every_strategy_as_it_is() -> None:
+    settings = for_model(load(ROOT / "config.yaml", {"HOME": str(ROOT)}).config, "any")
+    assert {name: row_for(settings, name) for name in STRATEGIES} == STRATEGIES

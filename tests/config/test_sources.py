@@ -1,5 +1,6 @@
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,12 @@ from proxy.config import load
 from proxy.config.environment import Setting
 from proxy.config.keys import dotted, keys, plain
 from proxy.config.model import Config, for_model
+from proxy.config.rows import row_for
 from proxy.config.sections import TriggerRow
 from proxy.config.values import seconds
+from proxy.core.budget import Reserves
+from proxy.core.policy import CHAINED, SummaryShape
+from proxy.core.trigger import Row
 from proxy.errors import ConfigError
 
 HOME = {"HOME": "/tmp"}
@@ -248,14 +253,7 @@ def test_variables_expand_in_strings(tmp_path: Path) -> None:
         ("server: {client_keys: [a]}", "server.client_keys", "an empty list"),
         ("upstream: {engine: native}", "upstream.engine", '"aiohttp"'),
         ("upstream: {stream_usage: inject}", "upstream.stream_usage", '"observe"'),
-        ("upstream: {lower_max_tokens: true}", "upstream.lower_max_tokens", "false"),
         ("store: {keep_requests: none}", "store.keep_requests", '"auto"'),
-        ("compaction: {strategy: anchored}", "compaction.strategy", '"chained"'),
-        ("compaction: {target_tokens: 5}", "compaction.target_tokens", "null"),
-        ("compaction: {background: true}", "compaction.background", "null"),
-        ("compaction: {recount: probe}", "compaction.recount", '"usage"'),
-        ("compaction: {keep: {tail_tokens: 5}}", "compaction.keep.tail_tokens", "null"),
-        ("summary: {input: aligned}", "summary.input", '"transcript"'),
         ("recall: {tool: inject}", "recall.tool", '"none"'),
         ("recall: {auto: always}", "recall.auto", '"none"'),
         ("observability: {otlp_endpoint: x}", "observability.otlp_endpoint", '""'),
@@ -274,6 +272,9 @@ ELSEWHERE = (
     "because a client's credential never goes to a second origin"
 )
 YAML_BOOLEAN = "(YAML takes a bare on, off, yes or no for true or false)"
+NAMES = "anchored, full, selective, split, prune, iterations, chained"
+TAIL_PERCENT = "compaction.strategies.anchored.tail_percent"
+NOTHING = "a round would win nothing"
 FIELDS = "tokens, percent, percent_of_window, messages, turns, iterations"
 
 
@@ -310,6 +311,56 @@ FIELDS = "tokens, percent, percent_of_window, messages, turns, iterations"
         ("summary: {base_url: 'https://other/v1'}", ELSEWHERE),
         ("models: {a: {summary: {base_url: 'http://api.openai.com/v1'}}}", f"models.a.{ELSEWHERE}"),
         ("summary: {prompt_file: /nowhere/prompt.md}", "summary.prompt_file: the file cannot be read"),
+        (
+            "compaction: {strategies: {full: {prompt_file: /nowhere/prompt.md}}}",
+            "compaction.strategies.full.prompt_file: the file cannot be read",
+        ),
+        (
+            "compaction: {strategy: anchord}",
+            f"compaction.strategy: one of {NAMES}, did you mean 'anchored'?",
+        ),
+        ("compaction: {strategy: zz}", f"compaction.strategy: one of {NAMES}"),
+        ("compaction: {strategy: on}", f"compaction.strategy: Input should be a valid string {YAML_BOOLEAN}"),
+        (
+            "compaction: {strategies: {spilt: {}}}",
+            "compaction.strategies.spilt: unknown key, did you mean 'split'?",
+        ),
+        (
+            "compaction: {strategies: {split: {keep_message: 1}}}",
+            "compaction.strategies.split.keep_message: unknown key, did you mean 'keep_messages'?",
+        ),
+        (
+            "compaction: {strategies: {prune: {keep_messages: -1}}}",
+            "compaction.strategies.prune.keep_messages: Input should be greater than or equal to 0",
+        ),
+        (
+            "compaction: {strategies: {anchored: {hard_percent: 101}}}",
+            "compaction.strategies.anchored.hard_percent: Input should be less than or equal to 100",
+        ),
+        (
+            "compaction: {strategies: {anchored: {target_percent: 100}}}",
+            "compaction.strategies.anchored.target_percent: Input should be less than 100",
+        ),
+        (
+            "compaction: {strategies: {selective: {tag: 'a b'}}}",
+            "compaction.strategies.selective.tag: a tag holds letters, digits, - and _ only",
+        ),
+        (
+            "compaction: {strategy: full, target_tokens: 200000}",
+            f"compaction.target_tokens: 200,000 tokens are not below the trigger of 200,000: {NOTHING}",
+        ),
+        (
+            "models: {a: {window: 8192, compaction: {strategy: split, target_tokens: 50000}}}",
+            f"models.a.compaction.target_tokens: 50,000 tokens are not below the trigger of 7,782: {NOTHING}",
+        ),
+        (
+            "compaction: {target_tokens: 9000, keep: {tail_tokens: 9000}}",
+            f"compaction.keep.tail_tokens: what stays is not below the target: {NOTHING}",
+        ),
+        (
+            "models: {a: {window: 8192, compaction: {strategies: {anchored: {tail_percent: 50}}}}}",
+            f"models.a.{TAIL_PERCENT}: what stays is not below the target: {NOTHING}",
+        ),
     ],
 )
 def test_a_value_that_does_not_work_is_refused_with_its_reason(
@@ -326,7 +377,10 @@ def test_a_value_that_does_not_work_is_refused_with_its_reason(
         ("compaction: {trigger: 0}", "trigger", ()),
         ("compaction: {trigger: []}", "trigger", ()),
         ("compaction: {trigger: [{tokens: 0}, {turns: 3}]}", "trigger", (TriggerRow(turns=3),)),
-        ("compaction: {background: false}", "background", None),
+        ("compaction: {background: false}", "background", False),
+        ("compaction: {strategy: iterations}", "strategy", "iterations"),
+        ("compaction: {recount: probe}", "recount", "probe"),
+        ("compaction: {trigger: [{tokens: 9}], target_tokens: 8}", "target_tokens", 8),
         ("compaction: {stand_in_role: system}", "stand_in_role", "system"),
     ],
 )
@@ -418,6 +472,87 @@ def test_what_is_probably_not_meant_leads_to_a_warning(tmp_path: Path) -> None:
         "session.tenant: none lets all clients share their conversations' summaries",
         "models.gpt-4*: never used, because gpt-* stands before it and matches too",
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "name"),
+    [
+        ("compaction: {strategy: split}\nmodels: {a: {window: 9}, b: {}}", "compaction.strategy", "split"),
+        ("models: {a: {compaction: {strategy: split}}}", "models.a.compaction.strategy", "split"),
+        ("compaction: {stand_in_role: system}", "compaction.stand_in_role", "anchored"),
+    ],
+)
+def test_summaries_in_the_system_role_lead_to_one_warning(
+    text: str, where: str, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    what = (
+        f"{where}: {name} gives its summaries the system role, so that what tools said may pass for an "
+        "instruction; compaction.stand_in_role: user prevents that"
+    )
+    assert load(None, HOME).warnings == (what,)
+
+
+@pytest.mark.parametrize("strategy", ["{strategy: split, stand_in_role: user}", "{strategy: prune}", "{}"])
+def test_no_other_role_leads_to_a_warning(strategy: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(f"compaction: {strategy}")
+    assert load(None, HOME).warnings == ()
+
+
+def test_a_summary_that_may_take_less_than_it_is_asked_for_leads_to_a_warning(tmp_path: Path) -> None:
+    fields = "{summary_tokens: 900, summary_max_tokens: 500}"
+    (tmp_path / "config.yaml").write_text(f"compaction: {{strategies: {{full: {fields}}}}}")
+    where = "compaction.strategies.full.summary_max_tokens"
+    assert load(None, HOME).warnings == (
+        f"{where}: less than summary_tokens, so no more than this is asked for",
+    )
+
+
+def test_null_is_taken_from_a_variable_where_a_field_may_be_null() -> None:
+    fields = P + "COMPACTION__STRATEGIES__ANCHORED__"
+    found = load(None, {**HOME, fields + "TEMPERATURE": "null", fields + "MAX_BLOCK_S": ""})
+    anchored = found.config.compaction.strategies.anchored
+    assert (anchored.temperature, anchored.max_block_s) == (None, None)
+
+
+def test_a_file_of_the_version_before_still_loads(tmp_path: Path) -> None:
+    text = """
+upstream: {lower_max_tokens: false}
+compaction:
+  strategy: chained
+  trigger: null
+  target_tokens: null
+  background: null
+  recount: usage
+  keep: {messages: null, tail_tokens: null, user_tokens: null, tool_results: null}
+  strategies:
+    chained: {percent: 70, keep_messages: 8, system_reserve_tokens: 1, output_reserve_tokens: 2,
+      safety_tokens: 3, summary_tokens: 400, summary_max_tokens: 500, temperature: 0.5, task_tokens: 600,
+      tool_characters: 700, message_characters: 800}
+summary: {input: transcript}
+"""
+    row = row_for(for_model(loaded(text, tmp_path), "any"))
+    assert row == replace(
+        CHAINED,
+        trigger=(Row(percent=70),),
+        reserves=Reserves(system=1, output=2, safety=3),
+        keep=replace(CHAINED.keep, messages=8),
+        least_messages=9,
+        task_tokens=replace(CHAINED.task_tokens, tokens=600),
+        summary=SummaryShape(
+            prompt="chained",
+            tokens=400,
+            max_tokens=500,
+            temperature=0.5,
+            tool_characters=700,
+            message_characters=800,
+        ),
+    )
+
+
+def test_a_tail_that_nobody_has_changed_gives_way_to_a_small_target(tmp_path: Path) -> None:
+    text = "compaction: {target_tokens: 9000, strategies: {anchored: {tail_tokens: 20000, tail_percent: 20}}}"
+    assert loaded(text, tmp_path).compaction.target_tokens == 9_000
 
 
 def test_the_first_glob_that_matches_a_model_wins_and_changes_only_what_it_names(tmp_path: Path) -> None:

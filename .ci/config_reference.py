@@ -1,0 +1,80 @@
+"""Rewrite the strategies of config.yaml and the tables of docs/configuration.md from the sections themselves.
+
+    uv run python .ci/config_reference.py
+
+For after a default, a meaning or a key has changed; tests/config/test_reference.py compares them. What else
+stands in the two files is written by hand and left alone.
+"""
+
+# ruff: noqa: INP001 - a script, not a package
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+import yaml
+
+from proxy.config.keys import Key, dotted, keys, plain
+from proxy.config.model import Config
+from proxy.config.sections import ModelSection, TriggerRow
+
+ROOT = Path(__file__).resolve().parents[1]
+STRATEGIES = ("compaction", "strategies")
+# Longer defaults are not shown in a table, in characters.
+LONG = 80
+
+
+def yaml_value(value: object) -> str:
+    """A default as the file writes it."""
+    return '""' if value == "" else yaml.safe_dump(plain(value)).partition("\n")[0]
+
+
+def strategies() -> Iterator[str]:
+    """The lines of config.yaml below `strategies:`."""
+    ours = (key for key in keys() if key.place[:2] == STRATEGIES)
+    for name, fields in groupby(ours, lambda key: str(key.place[2])):
+        yield f"    {name}:"
+        for key in fields:
+            yield f"      # {key.description}"
+            yield f"      {key.place[-1]}: {yaml_value(key.default)}"
+
+
+def table_row(key: Key) -> str:
+    """A key's line in the documentation."""
+    default = json.dumps(plain(key.default), ensure_ascii=False)
+    shown = "23 headers, see config.yaml" if len(default) > LONG else f"`{default}`"
+    return f"| `{dotted(key.place)}`{'' if key.works else ' †'} | {shown} | {key.description} |"
+
+
+def tables() -> dict[str, list[str]]:
+    """The rows of each table, by its heading."""
+    by_section = {name: [key for key in keys() if key.place[0] == name] for name in Config.model_fields}
+    by_section["rows of compaction.trigger"] = list(keys(TriggerRow))
+    by_section["entries of models"] = list(keys(ModelSection))
+    return {heading: [table_row(key) for key in found] for heading, found in by_section.items()}
+
+
+def with_rows(text: str, heading: str, rows: list[str]) -> str:
+    """The documentation with the rows of one table replaced."""
+    table = re.compile(rf"(?<=\n### {re.escape(heading)}\n)((?:(?!###)(?!\| `).*\n)*)(?:\| `.*\n)+")
+    return table.sub(lambda found: found[1] + "\n".join(rows) + "\n", text)
+
+
+def main() -> None:
+    """Rewrite both files."""
+    shipped = ROOT / "config.yaml"
+    text = shipped.read_text(encoding="utf-8")
+    below = "\n".join(strategies()) + "\n"
+    text = re.sub(r"(?<=\n  strategies:\n)(?: {4}.*\n)+", lambda _: below, text)
+    shipped.write_text(text, encoding="utf-8")
+    reference = ROOT / "docs" / "configuration.md"
+    text = reference.read_text(encoding="utf-8")
+    for heading, rows in tables().items():
+        text = with_rows(text, heading, rows)
+    reference.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
