@@ -130,8 +130,8 @@ def ledger(
 
 
 def rules(ledger: Ledger) -> tuple[str, ...]:
-    """The texts of rules and pins, which have to be in whatever is forwarded."""
-    return tuple(entry.text for entry in ledger.entries if entry.kind is Kind.RULE)
+    """The texts of rules and pins as they are rendered, in one line; each has to be in what is forwarded."""
+    return tuple(" ".join(entry.text.split()) for entry in ledger.entries if entry.kind is Kind.RULE)
 
 
 def _decides(message: Message) -> bool:
