@@ -30,6 +30,8 @@ CRITICAL = 32
 CHANGED_WEIGHT, ERROR_WEIGHT, RECENT_WEIGHT = 3, 3, 2
 # From so many digits on a number is copied, not counted or rounded.
 LONG_DIGITS = 5
+# A shorter one, such as "n-1", is more likely an expression.
+LEAST_CODE = 5
 
 _ENTRY = re.compile(r"\s*(?:[-*+•]|\d{1,3}[.)])?\s*(?:\[[ xX]\]\s*)?")
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+|(?<=[\u3002\uff01\uff1f])\s*")
@@ -41,10 +43,10 @@ _ERROR_NAME = re.compile(
 )
 _ROOTED = re.compile(r"[~./]|[^/]*(?:/[^/]+)*\.\w{1,8}$")
 _EXPLAINED = re.compile(
-    r"(?:utf|sha|iso|base|aes|md|https?|python|ipv|es|x|u?int|float|[uif]|p|h|q|v|node|web|oauth|gpt|c)-?\d{1,4}",
+    r"(?:utf|sha|iso|base|aes|md|https?|python|ipv|es|x|u?int|float|[uif]|p|h|q|v|node|web|oauth|gpt|c)-?\d{1,4}|\d+-[a-z]+|\d{4}-\d\d.*",
     re.IGNORECASE,
 )
-_COPIED = frozenset({"url", "email", "id", "money", "version", "commit", "address", "host", "branch", "port"})
+_COPIED = frozenset({"url", "email", "id", "money", "commit", "address", "host", "branch", "port"})
 _RECENT = frozenset({"url", "email", "id", "code", "commit", "branch", "money", "port"})
 
 
@@ -111,10 +113,10 @@ def _copied(value: Value) -> bool:
     if value.kind == "path":
         return bool(_ROOTED.match(value.text)) and len(value.text) > 3 and not value.text[0].isupper()
     if value.kind == "code":
-        digits = sum(map(str.isdigit, value.text))
-        return (digits >= 2 or "_" in value.text or "-" in value.text) and not _EXPLAINED.fullmatch(
-            value.text
-        )
+        made = sum(map(str.isdigit, value.text)) >= 2 or "_" in value.text or "-" in value.text
+        return made and len(value.text) >= LEAST_CODE and not _EXPLAINED.fullmatch(value.text)
+    if value.kind == "version":  # two parts may as well number a section
+        return value.text.startswith("v") or value.text.count(".") > 1
     return value.kind in _COPIED or (value.kind == "number" and len(_digits(value.text)) >= LONG_DIGITS)
 
 
