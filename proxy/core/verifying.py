@@ -43,7 +43,8 @@ _ERROR_NAME = re.compile(
 )
 _ROOTED = re.compile(r"[~./]|[^/]*(?:/[^/]+)*\.\w{1,8}$")
 _EXPLAINED = re.compile(
-    r"(?:utf|sha|iso|base|aes|md|https?|python|ipv|es|x|u?int|float|[uif]|p|h|q|v|node|web|oauth|gpt|c)-?\d{1,4}|\d+-[a-z]+|\d{4}-\d\d.*",
+    r"(?:utf|sha|iso|base|aes|md|https?|python|ipv|es|x|u?int|float|[uif]|p|h|q|v|node|web|oauth|gpt|c)-?\d{1,4}|"
+    r"\d+-[a-z]+|\d{4}-\d\d.*",
     re.IGNORECASE,
 )
 _COPIED = frozenset({"url", "email", "id", "money", "commit", "address", "host", "branch", "port"})
