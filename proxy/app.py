@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from proxy import __version__
 from proxy.adapters.aiohttp_transport import AiohttpTransport
 from proxy.adapters.character_counter import CharacterCounter
+from proxy.adapters.discovery import HttpDiscovery
 from proxy.adapters.store_url import installation_secret, is_shared, open_store, shared_secret
 from proxy.adapters.summary_model import HttpSummaryModel
 from proxy.adapters.tiktoken_counter import TiktokenCounter
@@ -42,6 +43,7 @@ from proxy.owners import Owners
 from proxy.ports import Store
 from proxy.reading import Reading
 from proxy.recall import Recall
+from proxy.relay.aftermath import Aftermath
 from proxy.relay.asgi import Dispatcher
 from proxy.relay.blind import Blind
 from proxy.relay.chat import Chat
@@ -185,7 +187,7 @@ class _Parts:
 
     def observing(self) -> Observing:
         """What learns from answers."""
-        return Observing(self.learning, self.anchors, self.effects, self.history, self.owners)
+        return Observing(self.learning, self.anchors, self.effects, self.history, self.owners, self.wishing)
 
     def api(self, config: Config) -> Api:
         """What the admin API needs."""
@@ -215,14 +217,22 @@ def create_app(config: Config, *, store: Store | None = None) -> ASGIApp:
         connect_timeout_s=CONNECT_TIMEOUT_S,
         read_timeout_s=config.upstream.timeout_s,
     )
+    compactor = parts.compactor(config)
     chat = Chat(
         config,
         upstream,
         target,
-        compactor=parts.compactor(config),
-        observing=parts.observing(),
+        compactor=compactor,
+        aftermath=Aftermath(
+            upstream,
+            compactor=compactor,
+            observing=parts.observing(),
+            conversations=parts.conversations,
+            owners=parts.owners,
+            learning=parts.learning,
+            discovery=HttpDiscovery(parts.transport),
+        ),
         gate=Gate(config, parts.learning, target),
-        conversations=parts.conversations,
         secret=lambda: parts.secret.value,
     )
     return Dispatcher(

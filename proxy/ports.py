@@ -199,3 +199,11 @@ class SummaryModel(Protocol):
                 `http-429` and `http-503` it may say when to ask again.
         """
         ...
+
+
+class Discovery(Protocol):
+    """Asks an upstream what it says of itself."""
+
+    async def window(self, base_url: str, headers: Mapping[str, str], model: str) -> int | None:
+        """The largest input of a model, in tokens; None if the upstream does not say, or not in time."""
+        ...

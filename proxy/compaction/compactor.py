@@ -19,7 +19,7 @@ from proxy.core.message import Message
 from proxy.core.places import place_of
 from proxy.core.repair import alternate, repair
 from proxy.core.trigger import automatic
-from proxy.dialects.chat import mentioned, write
+from proxy.dialects.chat import mentioned, with_output, write
 from proxy.dialects.overflow import Overflow
 from proxy.errors import CompactionError, SummaryFailed
 from proxy.guard import contained
@@ -29,6 +29,9 @@ from proxy.reading import Reading
 
 # How often a request that was refused as too long is sent again, shorter each time.
 REPLAYS = 2
+# Output that is lowered to what is left keeps this distance, and is left alone below that, in tokens.
+OUTPUT_MARGIN_TOKENS = 64
+LEAST_OUTPUT_TOKENS = 256
 # Where an overflow error names no limit, the request is made this much smaller than what was refused.
 BLIND_SHARE = 0.7
 
@@ -83,6 +86,8 @@ class Compactor:
         wanted = ask.mode in {Mode.ACTIVE, Mode.FORCE} and automatic(rows)
         if not wanted or overflow.kind == "bytes":
             return None
+        if (lowered := _with_less_output(ask, refused, overflow)) is not None:
+            return lowered
         for tightness in range(refusals, REPLAYS + 1):
             fit = await self._failing_open(ask, self._refitted(ask, refused, overflow, tightness))
             if len(fit.raw) < len(refused.raw):
@@ -204,4 +209,15 @@ class Compactor:
             place=place_of(view.earlier, view.prefixes).hex(),
         )
         footing = view.footing() if settled.whole else None
-        return Fit(raw, view.counted(settled.messages), report, footing)
+        guessed = any(each.parts for each in settled.messages)
+        return Fit(raw, view.counted(settled.messages), report, footing, guessed)
+
+
+def _with_less_output(ask: Ask, refused: Fit, overflow: Overflow) -> Fit | None:
+    """The request as it was, with less output asked for, if that may be and is all that it takes."""
+    if not ask.lower_output or overflow.limit is None or overflow.used is None:
+        return None
+    left = overflow.limit - overflow.used - OUTPUT_MARGIN_TOKENS
+    if overflow.kind != "context_output" or left < LEAST_OUTPUT_TOKENS or refused.raw is not ask.body.raw:
+        return None
+    return replace(refused, raw=with_output(ask.body, left))

@@ -47,6 +47,7 @@ class Ask:
         patience_s: Seconds after which the client gives up, if it said so.
         remembered: Whether stored rounds may be used and made; without an id the configuration may say no.
         strategy: The strategy that the client asked for, if it named one.
+        lower_output: Whether the output asked for may be lowered to make the request fit.
         pins: What the client wants to be kept word for word.
     """
 
@@ -62,6 +63,7 @@ class Ask:
     patience_s: float | None
     remembered: bool = True
     strategy: str | None = None
+    lower_output: bool = False
     pins: tuple[str, ...] = ()
 
 
@@ -124,6 +126,7 @@ class Fit:
         estimate: Its counted tokens, before calibration; 0 where it was not counted.
         report: What was done.
         footing: What it stood on; None where it was not read, or cut in a way that no checkpoint remembers.
+        guessed: Whether it holds images and the like, which we may price too high.
         ahead: Whether there is work to be done ahead of need, once the client has its answer.
     """
 
@@ -131,4 +134,5 @@ class Fit:
     estimate: int
     report: Report
     footing: Footing | None = None
+    guessed: bool = False
     ahead: bool = False

@@ -69,6 +69,13 @@ class Job:
         return tuple(tuple(self.messages[index] for index in group) for group in self.plan.groups)
 
     @property
+    def taken(self) -> tuple[int, ...]:
+        """Indices of what this round takes out or shortens for the first time, in order."""
+        known = self.earlier.gone | self.earlier.edited if self.earlier else frozenset[int]()
+        edits = {fill.at for fill in self.plan.fills if fill.kind in {"mask", "cap"}}
+        return tuple(sorted({*self.plan.gone, *edits} - known))
+
+    @property
     def forwarded_tokens(self) -> int:
         """Counted tokens of the conversation's messages as they would be forwarded without this round."""
         gone = self.earlier.gone if self.earlier else frozenset()

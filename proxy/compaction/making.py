@@ -95,7 +95,7 @@ class Making:
                     round=kept.round,
                     tokens_before=kept.tokens_before,
                     tokens_after=kept.tokens_after,
-                    messages=len(job.plan.gone),
+                    messages=len(job.taken),
                     model=kept.writer,
                     seconds=round(self._clock() - started, 3),
                 )
@@ -177,7 +177,7 @@ class Making:
 
     def _told(self, job: Job, made: Checkpoint, seconds: float) -> list[Line]:
         """The round's event, and its line in the index."""
-        names = tuple(message_id(job.prefixes[index]) for index in job.plan.gone)
+        names = tuple(message_id(job.prefixes[index]) for index in job.taken)
         event = Event(
             kind=COMPACTED,
             at=self._now(),
@@ -203,12 +203,10 @@ class Making:
 
     def _archived(self, job: Job, made: Checkpoint) -> tuple[Item | Line, ...]:
         """The originals of what this round takes out or shortens."""
-        known = job.earlier.gone if job.earlier else frozenset()
-        fresh = [k for k in (*job.plan.gone, *sorted(made.edited)) if k not in known]
-        if not fresh:
+        if not job.taken:
             return ()
         about = Round(job.conversation, made.strategy, job.place, made.round, self._now())
-        named = [(k, message_id(job.prefixes[k]), job.messages[k]) for k in dict.fromkeys(fresh)]
+        named = [(k, message_id(job.prefixes[k]), job.messages[k]) for k in job.taken]
         return archived(job.tenant, job.root, about, named, job.ttl_s)
 
 

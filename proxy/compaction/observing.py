@@ -14,6 +14,7 @@ from proxy.dialects.usage import Usage
 from proxy.history import History
 from proxy.learning import Learning
 from proxy.owners import Owners
+from proxy.wishes import Wishing
 
 
 class Observing:
@@ -25,6 +26,7 @@ class Observing:
         effects: Whether rounds do any good.
         history: What happened to conversations.
         owners: Whose conversations are.
+        wishing: What people have asked of conversations.
         now: Seconds since the epoch, for events.
     """
 
@@ -35,6 +37,7 @@ class Observing:
         effects: Effects,
         history: History,
         owners: Owners,
+        wishing: Wishing,
         *,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -43,6 +46,7 @@ class Observing:
         self._effects = effects
         self._history = history
         self._owners = owners
+        self._wishing = wishing
         self._now = now
 
     async def observe(self, ask: Ask, fit: Fit, usage: Usage | None) -> None:
@@ -50,11 +54,17 @@ class Observing:
         named = fit.report.conversation or ask.conversation
         if named is not None:
             await self._owners.note(ask.tenant, named)
+            for pin in ask.pins:
+                await self._wishing.pin(ask.tenant, named, pin)
         if usage is None or not fit.estimate:
             return
         footing = fit.footing
         answer = Answered(
-            estimate=fit.estimate, prompt=usage.prompt_tokens, completion=usage.completion_tokens
+            estimate=fit.estimate,
+            prompt=usage.prompt_tokens,
+            completion=usage.completion_tokens,
+            cached=usage.cached_tokens,
+            guessed=fit.guessed,
         )
         truncated = await self._learning.answered(
             ask.tenant,

@@ -18,6 +18,7 @@ from proxy.core.keys import checkpoint_keys
 from proxy.core.places import place_of, place_to_be
 from proxy.errors import SummaryFailed
 from proxy.reading import Reading
+from proxy.wishes import NONE as NO_WISHES
 from proxy.wishes import Wishing
 
 # A waiting client gives at most this share of its patience to a summary.
@@ -79,10 +80,14 @@ class Replacing:
         if due not in FORCED and self._effects.paused(ask.tenant, root, view.size(view.effective)):
             raise SummaryFailed("paused")
         checkpoint = None if due == "force" else await self._ready(view)
-        if checkpoint is None:
-            checkpoint = await self._made(await self._improved(view), due)
-        named = view.conversation or checkpoint.conversation
-        if view.wishes.compact or view.wishes.suppressed:
+        try:
+            checkpoint = checkpoint or await self._made(await self._improved(view), due)
+        except SummaryFailed as failed:
+            if failed.reason == NOTHING_TO_TAKE and view.wishes.compact and view.conversation:
+                await self._wishes.compacted(ask.tenant, view.conversation)
+            raise
+        if view.wishes != NO_WISHES:
+            named = view.conversation or checkpoint.conversation
             await self._wishes.compacted(ask.tenant, named, place_of(checkpoint, view.prefixes))
         return view.with_checkpoint(checkpoint)
 

@@ -124,8 +124,36 @@ def mentioned(raw: bytes) -> set[int]:
     return {int(digits) for found in _NUMBER.findall(text) if len(digits := re.sub(r"\D", "", found)) <= 18}
 
 
+# Members that say how long an answer may be.
+_OUTPUT_MEMBERS = ("max_completion_tokens", "max_tokens")
+PROBE_TOKENS = 16
+_NOT_PROBED = frozenset({"stream", "stream_options", "n", *_OUTPUT_MEMBERS})
+
+
+def probe_body(raw: bytes) -> bytes | None:
+    """A request that costs as little as can be and is counted like this one; None if it is none."""
+    fields = _small(raw)
+    if not isinstance(fields, dict):
+        return None
+    named = next((each for each in _OUTPUT_MEMBERS if each in fields), "max_tokens")
+    kept = {key: value for key, value in fields.items() if key not in _NOT_PROBED}
+    return json.dumps({**kept, named: PROBE_TOKENS}).encode()
+
+
+def with_output(body: Body, tokens: int) -> bytes:
+    """The client's body asking for so many tokens of output where it asks for more; else as it is."""
+    if body.max_output is None or body.max_output <= tokens:
+        return body.raw
+    found = members(body.raw)
+    places = sorted((found[key] for key in _OUTPUT_MEMBERS if key in found), reverse=True)
+    raw = body.raw
+    for place in places:
+        raw = raw[: place.start] + b"%d" % tokens + raw[place.stop :]
+    return raw
+
+
 def _max_output(rest: Mapping[str, bytes]) -> int | None:
-    asked = (_small(rest.get(key)) for key in ("max_completion_tokens", "max_tokens"))
+    asked = (_small(rest.get(key)) for key in _OUTPUT_MEMBERS)
     return next((each for each in asked if type(each) is int and each > 0), None)
 
 

@@ -6,21 +6,17 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 
 import httpx
-import structlog
 from starlette.types import Receive, Scope, Send
 
 from proxy.compaction.compactor import REPLAYS, Compactor
 from proxy.compaction.fitting import Ask, Fit, Mode, Report, Status
-from proxy.compaction.observing import Observing
 from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, ModelSettings, for_model
-from proxy.conversations import Conversations
-from proxy.dialects.chat import models_named, read
+from proxy.dialects.chat import read
 from proxy.dialects.overflow import detect
 from proxy.dialects.usage import UsageTap
 from proxy.errors import Unreadable, UpstreamError
-from proxy.guard import contained
-from proxy.logs import NOT_OBSERVED
+from proxy.relay.aftermath import Aftermath, Answered
 from proxy.relay.control import Control, control, report_headers
 from proxy.relay.exchange import Answer, Upstream, build_request, open_answer, relay_back, send_error
 from proxy.relay.gate import Gate
@@ -32,8 +28,6 @@ from proxy.relay.summary_routes import summary_routes
 
 # How much of an error's body is looked at, in bytes.
 PEEK_BYTES = 65_536
-
-_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +68,8 @@ class Chat:
         upstream: Where requests go.
         origin: Of the upstream, as identities name it.
         compactor: Makes requests fit.
-        observing: Learns from answers.
+        aftermath: Learns from answers.
         gate: Lets small requests through.
-        conversations: Keeps the totals.
         secret: Gives the key of the digests that tell tenants apart.
     """
 
@@ -87,18 +80,16 @@ class Chat:
         origin: str,
         *,
         compactor: Compactor,
-        observing: Observing,
+        aftermath: Aftermath,
         gate: Gate,
-        conversations: Conversations,
         secret: Callable[[], bytes],
     ) -> None:
         self._config = config
         self._upstream = upstream
         self._origin = origin
         self._compactor = compactor
-        self._observing = observing
+        self._aftermath = aftermath
         self._gate = gate
-        self._conversations = conversations
         self._secret = secret
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,8 +105,12 @@ class Chat:
         async with while_connected(receive):
             tap = await self._relay(passage, send)
         if tap is not None:
-            with contained(_not_observed):
-                await self._observe(passage, tap)
+            named = passage.fit.report.conversation or passage.who.conversation
+            await self._aftermath(
+                Answered(
+                    passage.who.tenant, named, passage.raw, scope, passage.ask, passage.fit, tap.result()
+                )
+            )
 
     async def _relay(self, passage: _Passage, send: Send) -> UsageTap | None:
         """Fit, forward, stream back; the tap that watched, or None if the answer was cut."""
@@ -180,6 +175,7 @@ class Chat:
             routes=summary_routes(self._config, settings, policy, self._upstream, passage.scope, model),
             patience_s=passage.control.patience_s,
             strategy=passage.control.strategy,
+            lower_output=self._config.upstream.lower_max_tokens,
             pins=passage.control.pins,
             remembered=passage.who.conversation is not None or self._config.session.fallback == "content",
         )
@@ -233,19 +229,6 @@ class Chat:
             again = refusals < REPLAYS
             return await self._recovered(passage, answer, shorter, refusals + 1) if again else None
 
-    async def _observe(self, passage: _Passage, tap: UsageTap) -> None:
-        """Learn from the answer, once the client has it."""
-        usage = tap.result()
-        ask = passage.ask
-        if ask is not None:
-            await self._observing.observe(ask, passage.fit, usage)
-            if passage.fit.ahead:
-                await self._compactor.prepare(ask)
-        named = passage.fit.report.conversation or passage.who.conversation
-        if named is not None:
-            model = ask.model if ask else min(models_named(passage.raw), default="")
-            self._conversations.note(passage.who.tenant, named, model, len(passage.raw), usage)
-
 
 async def _may_be_refusal(answer: Answer, *, gated: bool) -> bool:
     """Whether an answer may say that the request is too long: an error, or a 200 that begins with one.
@@ -256,7 +239,3 @@ async def _may_be_refusal(answer: Answer, *, gated: bool) -> bool:
     if answer.response.status_code != httpx.codes.OK:
         return answer.response.status_code >= httpx.codes.BAD_REQUEST
     return not gated and b"error" in (await answer.peek(1))[:PEEK_BYTES]
-
-
-def _not_observed(error: BaseException) -> None:
-    _log.warning(NOT_OBSERVED, error=type(error).__name__)

@@ -40,8 +40,11 @@ def _credentials(
     The last two never leave for another origin than the upstream's: the configuration sees to it.
     """
     own = summary.api_key.get_secret_value()
-    if own:
-        return {"authorization": f"Bearer {own}"}
+    return {"authorization": f"Bearer {own}"} if own else credentials(upstream, headers)
+
+
+def credentials(upstream: Upstream, headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Our key for the upstream, else the client's own, as header fields of a call of ours to it."""
     wanted = CREDENTIALS | _ACCOUNT_HEADERS
     shown = [(key, held) for key, held in headers if key in wanted]
     if upstream.api_key:

@@ -1,0 +1,139 @@
+"""What is done once the client has its answer: learning from it, and work ahead of need."""
+
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import httpx
+import structlog
+from starlette.types import Scope
+
+from proxy.compaction.compactor import Compactor
+from proxy.compaction.fitting import Ask, Fit, Status
+from proxy.compaction.observing import Observing
+from proxy.conversations import Conversations
+from proxy.dialects.chat import models_named, probe_body
+from proxy.dialects.usage import Usage, UsageTap
+from proxy.guard import contained
+from proxy.learning import Learning
+from proxy.logs import NOT_OBSERVED
+from proxy.owners import Owners
+from proxy.ports import Discovery
+from proxy.relay.exchange import Upstream, build_request, open_answer
+from proxy.relay.summary_routes import credentials
+
+# An answer of 16 tokens is small.
+MAX_PROBE_BYTES = 262_144
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A request that the client has its answer to.
+
+    Attributes:
+        tenant: Whose it was.
+        conversation: Of which conversation, if that is known.
+        raw: The client's body.
+        scope: The request (ASGI).
+        ask: The request as it was read; None where it passed unread.
+        fit: What was forwarded.
+        usage: What the upstream counted, if it said so.
+    """
+
+    tenant: str
+    conversation: str | None
+    raw: bytes
+    scope: Scope
+    ask: Ask | None
+    fit: Fit
+    usage: Usage | None
+
+
+class Aftermath:
+    """Learns from answers and prepares for the next request.
+
+    Args:
+        upstream: Where requests go.
+        compactor: Works ahead of need.
+        observing: Learns from answers.
+        conversations: Keeps the totals.
+        owners: Remembers whose a conversation is.
+        learning: Knows which windows are unknown.
+        discovery: Asks the upstream for them.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        *,
+        compactor: Compactor,
+        observing: Observing,
+        conversations: Conversations,
+        owners: Owners,
+        learning: Learning,
+        discovery: Discovery,
+    ) -> None:
+        self._upstream = upstream
+        self._compactor = compactor
+        self._observing = observing
+        self._conversations = conversations
+        self._owners = owners
+        self._learning = learning
+        self._discovery = discovery
+
+    async def __call__(self, answered: Answered) -> None:
+        """Take note of one request; nothing that goes wrong here touches anybody."""
+        with contained(_not_observed):
+            self._total(answered)
+            if answered.conversation is not None:
+                await self._owners.note(answered.tenant, answered.conversation)
+            if answered.ask is not None:
+                await self._read(answered, answered.ask)
+
+    def _total(self, answered: Answered) -> None:
+        if answered.conversation is None:
+            return
+        ask = answered.ask
+        model = ask.model if ask else min(models_named(answered.raw), default="")
+        self._conversations.note(
+            answered.tenant, answered.conversation, model, len(answered.raw), answered.usage
+        )
+
+    async def _read(self, answered: Answered, ask: Ask) -> None:
+        """What only a request that was read allows."""
+        usage = answered.usage
+        if answered.fit.report.status is Status.APPLIED and ask.settings.compaction.recount == "probe":
+            usage = await self._probed(answered) or usage
+        await self._observing.observe(ask, answered.fit, usage)
+        self._discover(answered, ask)
+        if answered.fit.ahead:
+            await self._compactor.prepare(ask)
+
+    def _discover(self, answered: Answered, ask: Ask) -> None:
+        headers = credentials(self._upstream, answered.scope["headers"])
+
+        async def window() -> int | None:
+            return await self._discovery.window(self._upstream.base_url, headers, ask.model)
+
+        if ask.settings.window is None:
+            self._learning.discover(ask.tenant, ask.origin, ask.model, window)
+
+    async def _probed(self, answered: Answered) -> Usage | None:
+        """What the upstream counts of the forwarded request when it is asked once more, for 16 tokens.
+
+        Seeds/000 recounts in this way after each compaction. The client has its answer already.
+        """
+        body = probe_body(answered.fit.raw)
+        if body is None:
+            return None
+        request = build_request(self._upstream, answered.scope, body)
+        async with aclosing(await open_answer(self._upstream, request)) as answer:
+            fields = answer.response.headers
+            tap = UsageTap(fields.get("content-type", ""), fields.get("content-encoding", ""))
+            tap.feed(await answer.peek(MAX_PROBE_BYTES))
+            return tap.result() if answer.response.status_code == httpx.codes.OK else None
+
+
+def _not_observed(error: BaseException) -> None:
+    _log.warning(NOT_OBSERVED, error=type(error).__name__)
