@@ -147,7 +147,7 @@ async def test_what_is_no_answer_has_a_reason(response: httpx.Response, reason: 
     [("7", 7.0), ("", 0.0), ("-1", 0.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0.0), ("²", 0.0)],
 )
 async def test_when_to_ask_again_is_passed_on(said: str, seconds: float) -> None:
-    headers = {"retry-after": said.encode()}
+    headers = [(b"retry-after", said.encode())]
     found = await failure(answering(lambda _: httpx.Response(429, headers=headers)))
     assert (found.reason, found.retry_after_s) == ("http-429", seconds)
 
