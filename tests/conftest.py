@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import settings
 
 from proxy.app import create_app
 from proxy.config.model import Config
@@ -18,6 +19,9 @@ from proxy.serving import served
 
 ROOT = Path(__file__).resolve().parent.parent
 SUMMARY_MODEL = "summary-small"
+
+# `--hypothesis-profile=full`: tests/core/test_properties.py tries 10,000 cases of each property, not 500.
+settings.register_profile("full", settings())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.core.digest import chain, outline_digest
-from proxy.core.message import Message, Span, latest_user
+from proxy.core.message import Message, Span, latest_user, units
 
 PREFIX_BYTES = 32
 # Who wrote a summary that no model wrote.
@@ -162,14 +162,10 @@ def _known(result: Result, message: Message) -> bool:
 def _same_prefix(checkpoint: Checkpoint, messages: Sequence[Message]) -> bool:
     """Whether the covered prefix is the one that the checkpoint was made of, shortened results allowed."""
     results = {result.index: result for result in checkpoint.results}
-    for index, message in enumerate(messages[: checkpoint.length]):
-        result = results.get(index)
-        if result is not None and not _known(result, message):
-            return False
-    restored = (
-        results[index].digest if index in results else message.digest
-        for index, message in enumerate(messages[: checkpoint.length])
-    )
+    prefix = list(enumerate(messages[: checkpoint.length]))
+    if not all(_known(results[index], message) for index, message in prefix if index in results):
+        return False
+    restored = (results[k].digest if k in results else message.digest for k, message in prefix)
     return chain(restored)[-1] == checkpoint.exact
 
 
@@ -183,6 +179,9 @@ def stands(checkpoint: Checkpoint, messages: Sequence[Message]) -> bool:
         return False
     latest = latest_user(messages)
     if latest is not None and checkpoint.covers(latest) and latest != checkpoint.carried:
+        return False
+    end = max((span.stop for span in checkpoint.spans if span.start not in checkpoint.edited), default=0)
+    if not any(end in unit for unit in units(messages)):  # a further result of a call that is gone
         return False
     return _same_prefix(checkpoint, messages)
 

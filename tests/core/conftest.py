@@ -1,0 +1,96 @@
+"""What tests of planning share: the checkpoint that a plan becomes, made by the real functions."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from proxy.core.checkpoint import Checkpoint, covered_results, exact_digest
+from proxy.core.masks import answered_calls, masked_text
+from proxy.core.message import Message
+from proxy.core.planner import Fill, Plan
+from proxy.core.policy import Policy
+from proxy.core.render import excerpt, stand_in_text
+from proxy.core.tail import chain_records
+
+# Tokens of a message of ours.
+OURS_TOKENS = 9
+
+AsCheckpoint = Callable[[Plan, Sequence[Message], Policy, Checkpoint | None], Checkpoint]
+
+
+def _ours(role: str, text: str) -> Message:
+    return Message(role, text, raw=text.encode(), tokens=OURS_TOKENS)
+
+
+def _summary(made: Plan, fill: Fill, body: Sequence[Message], policy: Policy) -> Message:
+    carried = "" if made.carried is None else body[made.carried].text
+    text = f"Summary {made.round}.{fill.at}"
+    return _ours(policy.stand_in_role, stand_in_text(policy.frame, made.round, text, request=carried))
+
+
+def _put(
+    made: Plan, fill: Fill, body: Sequence[Message], policy: Policy, earlier: Checkpoint | None
+) -> Iterator[Message]:
+    """What stands in for one span."""
+    if fill.kind == "before":
+        assert earlier is not None
+        yield from earlier.stand_ins[fill.at]
+    elif fill.kind == "text":
+        yield _summary(made, fill, body, policy)
+    elif fill.kind == "records":
+        yield from (chain_records(earlier) if earlier else ())[: made.frozen]
+        yield _summary(made, fill, body, policy)
+        yield _ours("user", f"Ledger {made.round}")
+    elif fill.kind in {"mask", "cap"}:
+        whole = body[fill.at]
+        call = answered_calls(body).get(fill.at)
+        text = (
+            masked_text(whole, call, f"m_{fill.at}")
+            if fill.kind == "mask"
+            else excerpt(whole.text, 0.1, f"m_{fill.at}")
+        )
+        yield replace(whole, text=text, raw=text.encode(), tokens=min(OURS_TOKENS, whole.tokens))
+
+
+def _edited(made: Plan, earlier: Checkpoint | None) -> frozenset[int]:
+    known = earlier.edited if earlier else frozenset()
+    return frozenset(
+        span.start
+        for span, fill in zip(made.spans, made.fills, strict=True)
+        if fill.kind in {"mask", "cap"} or (fill.kind == "before" and span.start in known)
+    )
+
+
+def _rounds(made: Plan, earlier: Checkpoint | None) -> tuple[int, ...]:
+    kept = earlier.rounds[: made.frozen] if earlier else ()
+    return (*kept, made.length) if any(fill.kind == "records" for fill in made.fills) else kept
+
+
+@pytest.fixture(scope="session")
+def as_checkpoint() -> AsCheckpoint:
+    """Makes the checkpoint of a plan for these non-privileged messages; its summaries are `Summary R.G`."""
+
+    def checkpoint(
+        made: Plan, body: Sequence[Message], policy: Policy, earlier: Checkpoint | None
+    ) -> Checkpoint:
+        return Checkpoint(
+            strategy=policy.name,
+            conversation="c_1",
+            round=made.round,
+            length=made.length,
+            exact=exact_digest(body[: made.length]),
+            results=covered_results(body, made.spans),
+            spans=made.spans,
+            stand_ins=tuple(tuple(_put(made, fill, body, policy, earlier)) for fill in made.fills),
+            summary=f"Summary {made.round}",
+            tokens_before=0,
+            tokens_after=0,
+            listed=len(body),
+            carried=made.carried,
+            rounds=_rounds(made, earlier),
+            writer="model" if made.groups else "",
+            edited=_edited(made, earlier),
+        )
+
+    return checkpoint
