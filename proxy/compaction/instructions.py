@@ -39,7 +39,8 @@ def instructions(settings: ModelSettings, policy: Policy) -> str:
     row = getattr(settings.compaction.strategies, policy.name)
     named = row.prompt_file or settings.summary.prompt_file
     text = _text(named, policy.summary.prompt).replace("{tokens}", str(policy.summary.tokens))
-    added = (row.instructions or settings.summary.instructions).strip()
+    own = settings.summary.instructions if row.instructions is None else row.instructions
+    added = own.strip()
     return f"{text.rstrip()}\n\n{added}\n" if added else text
 
 

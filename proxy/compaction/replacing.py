@@ -179,7 +179,7 @@ class Replacing:
     def _wait_s(self, view: View) -> float:
         """Seconds that a request waits for a summary."""
         settings, patience_s = view.ask.settings, view.ask.patience_s
-        wait_s = settings.compaction.max_block_s or view.policy.max_block_s or settings.summary.timeout_s
+        wait_s = view.policy.max_block_s or settings.summary.timeout_s
         return wait_s if patience_s is None else min(wait_s, patience_s * PATIENCE_SHARE)
 
 

@@ -204,7 +204,7 @@ def _runs(
             continue
         groups.append(run)
         size -= int(tokens * (1 - RUN_SHARE))
-        if size < room.trigger or policy.one_run:
+        if size < (room.target or room.trigger) or policy.one_run:
             break
     if not groups:
         return None

@@ -43,7 +43,7 @@ def boundary(
     stop = min(
         _first_kept(messages, effective, keep.messages, earlier),
         _iteration(messages, keep.iterations),
-        len(messages) - _kept_tokens(forwarded, keep, _tail_tokens(policy, room)),
+        _tail_start(messages, forwarded, keep, _tail_tokens(policy, room)),
     )
     last = max((unit.start for unit in units(messages)), default=0)
     moves = policy.frame.request is not None and latest_user(messages) == len(messages) - 1
@@ -101,13 +101,15 @@ def _iteration(messages: Sequence[Message], keep: int) -> int:
     return said[-keep] if keep and len(said) >= keep else (0 if keep else len(messages))
 
 
-def _kept_tokens(sizes: Sequence[int], keep: Keep, tokens: int | None) -> int:
-    """Number of newest messages within so many tokens; 0 where all of them are, and the rest decides."""
+def _tail_start(messages: Sequence[Message], forwarded: Sequence[int], keep: Keep, tokens: int | None) -> int:
+    """Index of the first of the newest units within so many tokens; where all are, the rest decides."""
     if tokens is None:
-        return 0
+        return len(messages)
     total = 0
-    for kept, size in enumerate(reversed(sizes)):
-        total += size
-        if total > tokens or (keep.reaching and total >= tokens):
-            return kept + 1 if keep.reaching else kept
-    return 0
+    for index in range(len(messages) - 1, -1, -1):
+        total += forwarded[index]
+        if keep.reaching and total >= tokens:
+            return index
+        if total > tokens:
+            return min((unit.start for unit in units(messages) if unit.start > index), default=len(messages))
+    return len(messages)
