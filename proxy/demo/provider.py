@@ -16,6 +16,7 @@ from proxy.demo.client import Client, DepartedError, Receive, Scope, Send
 from proxy.demo.faults import FAULT_HEADER, NO_FAULT, Fault, parse_fault
 from proxy.demo.prompt import Meter, PrefixCache
 from proxy.demo.seen import Seen, outline
+from proxy.demo.transcript import aligned
 from proxy.demo.wire import JsonObject, Reply
 from proxy.ports import TokenCounter
 
@@ -146,7 +147,7 @@ class Provider:
             await _plain(client, wire.completion(envelope, reply, usage), fault)
 
     def _reply(self, body: JsonObject, seen: Seen) -> Reply:
-        if "summary" not in seen.model:
+        if "summary" not in seen.model and not aligned(body["messages"]):
             reply = brain.answer(body, script.load())
         else:
             budget = min(summariser.TARGET_TOKENS, seen.output_tokens or summariser.TARGET_TOKENS)

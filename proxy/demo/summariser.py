@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from proxy.demo.prompt import text_of
-from proxy.demo.transcript import MARK, PATH, Entry, Material, read
+from proxy.demo.transcript import MARK, PATH, Entry, Material, aligned, conversation, read, runs
 from proxy.demo.wire import JsonObject
 
 TARGET_TOKENS = 700
@@ -187,10 +187,20 @@ def summarise(messages: Sequence[JsonObject], tokens: int, count: Count) -> str:
     """A summary of what the user messages hold, in at most about `tokens` tokens.
 
     It has the sections Completed Work, Key Technical Decisions, Current State, Pending Work and, where there
-    were errors, Errors & Resolutions.
+    were errors, Errors & Resolutions. Several runs get a text each, behind their marks; a conversation whose
+    last message asks for its summary is summarised itself.
     """
+    if aligned(messages):
+        return _written(conversation(messages[:-1]), tokens, count)
     given = "\n\n".join(text_of(message) for message in messages if message["role"] == "user")
-    material = read(given)
+    found = runs(given)
+    if not found:
+        return _written(read(given), tokens, count)
+    texts = [_written(read(run), tokens // len(found), count) for run in found]
+    return "\n\n".join(f"=== RUN {number} ===\n{text}" for number, text in enumerate(texts, 1))
+
+
+def _written(material: Material, tokens: int, count: Count) -> str:
     room = max(tokens - FRAME_TOKENS, tokens // 2)
     errors = [*material.section("errors"), *_errors(material.entries)]
     decisions = _constraints(material, room * 0.48, count) + _decisions(material, room * 0.12, count)

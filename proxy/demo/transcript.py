@@ -5,8 +5,11 @@ Nothing here knows a particular conversation. A transcript's messages begin with
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from proxy.demo.prompt import text_of
+from proxy.demo.wire import JsonObject
 
 _ENTRY = re.compile(
     r"^\[(?P<number>\d+)\] (?P<role>USER|ASSISTANT|TOOL|FUNCTION|SYSTEM|DEVELOPER)(?: \([^)\n]*\))?: ?",
@@ -17,6 +20,12 @@ _HEADING = re.compile(r"^#{1,6} +(?P<title>.+?)\s*$")
 _ITEM = re.compile(r"^\s*(?:[-*] (?:\[.\] )?(?P<bullet>.+)|(?P<row>\|.+\|))\s*$")
 _RULER = re.compile(r"^\|[\s|:-]+\|$")
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[A-Z\"'(`€$£])|\n+")
+# Runs that get a text each, and the end of a conversation that is itself to be summarised.
+_RUN = re.compile(
+    r"^<run-(?P<number>\d+)-(?P<mark>\w+)>\n(?P<text>.*?)\n</run-(?P=number)-(?P=mark)>$",
+    re.MULTILINE | re.DOTALL,
+)
+_ALIGNED = re.compile(r"^The conversation is everything above this message\.", re.MULTILINE)
 _CALL = re.compile(r"^\[(?:Tool|Call)\w*: ?(?P<call>\w+\(.*)\]$", re.MULTILINE | re.IGNORECASE)
 
 _PATH = r"(?<![\w/.-])(?:~?/[\w.-]+(?:/[\w.-]+)+|(?:[\w.-]+/)+[\w-]+\.[A-Za-z]\w{0,7})"
@@ -81,6 +90,22 @@ def _items(text: str) -> dict[str, list[str]]:
         elif item and not _RULER.match(line.strip()):
             sections.setdefault(title, []).append(item["bullet"] or item["row"])
     return sections
+
+
+def runs(text: str) -> list[str]:
+    """The transcripts of the runs that are to be summarised one by one; empty if there is one transcript."""
+    return [found["text"] for found in _RUN.finditer(text)]
+
+
+def aligned(messages: Sequence[JsonObject]) -> bool:
+    """Whether the last message asks for a summary of all the others."""
+    return messages[-1]["role"] == "user" and _ALIGNED.search(text_of(messages[-1])) is not None
+
+
+def conversation(messages: Sequence[JsonObject]) -> Material:
+    """The messages themselves, but for those that instruct."""
+    said = [each for each in messages if each["role"] not in {"system", "developer"}]
+    return Material({}, [Entry(each["role"], text_of(each)) for each in said])
 
 
 def read(text: str) -> Material:

@@ -4,8 +4,13 @@ from typing import Any
 
 import pytest
 
+from proxy.core.message import Message
+from proxy.core.policy import SummaryShape
+from proxy.core.summary import aligned_prompt, prompt, texts
 from proxy.demo.summariser import NAMES, RULE, STATED, summarise
 from proxy.demo.transcript import Entry, read
+
+SELECTIVE_SHAPE = SummaryShape(prompt="selective", tokens=2_000, max_tokens=2_000)
 
 GARDEN = """## Previous Summary
 None: this is the first compaction round.
@@ -129,3 +134,29 @@ def test_text_without_numbered_messages_is_taken_as_a_users() -> None:
 
 def test_an_empty_transcript_has_a_summary() -> None:
     assert "### Pending Work\n- [ ] Go on with the latest request" in summary("")
+
+
+def test_a_prompt_with_several_runs_gets_a_text_for_each() -> None:
+    runs = (Message("assistant", "I moved crate BX-1."), Message("assistant", "I moved crate BX-2."))
+    asked = prompt(
+        [(run,) for run in runs], SELECTIVE_SHAPE, task="", earlier=(), language="English", tokens=400
+    )
+    first, second = texts(summary(asked), 2)
+    assert ("BX-1" in first, "BX-2" in first) == (True, False)
+    assert ("BX-1" in second, "BX-2" in second) == (False, True)
+
+
+def test_a_conversation_whose_last_message_asks_for_it_is_summarised_itself() -> None:
+    asked = aligned_prompt("Write the record of BX-9.", language="", tokens=400, groups=1)
+    found = summarise(
+        [
+            {"role": "system", "content": "Never tell BX-7."},
+            {"role": "user", "content": "Never move crate BX-1."},
+            {"role": "user", "content": asked},
+        ],
+        400,
+        words,
+    )
+    assert RULE + "Never move crate BX-1." in found
+    assert "BX-7" not in found
+    assert "BX-9" not in found
