@@ -64,9 +64,8 @@ def _tail_tokens(policy: Policy, room: Room) -> int | None:
     own = policy.keep.tail.of(room.trigger)
     if room.target is None:
         return own
-    return (
-        min(own, max(0, room.target - room.records)) if policy.layout else max(0, room.target - room.records)
-    )
+    left = max(0, room.target - room.fixed - room.records)
+    return left if policy.keep.tail.tokens is None else min(own, left)
 
 
 def sizes(messages: Sequence[Message], earlier: Checkpoint | None) -> list[int]:
