@@ -2,22 +2,55 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from proxy.compaction.brief import SummaryRoute
 from proxy.config import Config
 from proxy.config.model import for_model
 from proxy.config.sections import SummarySection, UpstreamSection
+from proxy.core.policy import STRATEGIES
 from proxy.relay.exchange import Upstream
 from proxy.relay.summary_routes import summary_routes
 
 AZURE = "/openai/deployments/{}/chat/completions"
 
 
-def urls(path: str, summary: SummarySection, query: bytes = b"") -> list[str]:
-    config = Config(upstream=UpstreamSection(base_url="https://up.example"), summary=summary)
+def routes(
+    path: str,
+    summary: SummarySection,
+    query: bytes = b"",
+    *,
+    strategy: str = "anchored",
+    base_url: str = "https://up.example",
+) -> tuple[SummaryRoute, ...]:
+    config = Config(upstream=UpstreamSection(base_url=base_url), summary=summary)
     transport = httpx.MockTransport(lambda _: httpx.Response(200))
-    upstream = Upstream("https://up.example", "", "0123456789abcdef", transport, 1, 1)
+    upstream = Upstream(base_url, "", "0123456789abcdef", transport, 1, 1)
     scope = {"raw_path": path.encode(), "query_string": query, "headers": []}
-    routes = summary_routes(config, for_model(config, "chat"), upstream, scope, "chat")
-    return [route.url for route in routes]
+    policy = STRATEGIES[strategy]
+    return summary_routes(config, for_model(config, "chat"), policy, upstream, scope, "chat")
+
+
+def urls(path: str, summary: SummarySection, query: bytes = b"") -> list[str]:
+    return [route.url for route in routes(path, summary, query)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "model", "asked"),
+    [
+        ("anchored", None, ["gpt-5.4-mini", "chat"]),
+        ("anchored", "same", ["chat"]),
+        ("anchored", "small", ["small"]),
+        ("anchored", "none", []),
+        ("full", None, ["chat"]),
+        ("full", "small", ["small"]),
+        ("prune", "small", []),
+    ],
+)
+def test_who_is_asked_is_configured_or_the_strategy_s_wish(
+    strategy: str, model: str | None, asked: list[str]
+) -> None:
+    summary = SummarySection(model=model)
+    found = routes("/v1/chat/completions", summary, strategy=strategy, base_url="https://api.openai.com/v1")
+    assert [route.model for route in found] == asked
 
 
 @pytest.mark.parametrize(
