@@ -1,5 +1,6 @@
 """One round to be made, and everything that making it needs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -27,6 +28,7 @@ class Job:
         prefixes: Their prefix digests.
         earlier: The round before.
         ledger: What the user said and what was observed, for a chain of records.
+        outdated: What the user said and no longer holds, by index of the message.
         asked: Size of the summary, in tokens.
         brief: What to ask the summary model; None where nothing is asked.
         extract: Whether a text without a model stands for the summary.
@@ -51,6 +53,7 @@ class Job:
     prefixes: tuple[bytes, ...]
     earlier: Checkpoint | None
     ledger: str
+    outdated: Mapping[int, tuple[str, ...]]
     asked: int
     brief: Brief | None
     extract: bool
@@ -65,8 +68,14 @@ class Job:
 
     @property
     def groups(self) -> tuple[tuple[Message, ...], ...]:
-        """What is summarised, group by group."""
-        return tuple(tuple(self.messages[index] for index in group) for group in self.plan.groups)
+        """What is summarised, group by group, without what no longer holds."""
+        return tuple(tuple(self._current(index) for index in group) for group in self.plan.groups)
+
+    def _current(self, index: int) -> Message:
+        text = self.messages[index].text
+        for statement in self.outdated.get(index, ()):
+            text = text.replace(statement, "")
+        return replace(self.messages[index], text=text) if index in self.outdated else self.messages[index]
 
     @property
     def taken(self) -> tuple[int, ...]:

@@ -222,9 +222,9 @@ def _extracts(job: Job) -> tuple[str, ...]:
     characters = int(max(1, job.asked) * EXTRACT_CHARACTERS)
     share = characters // max(1, len(job.plan.groups))
     made = []
-    for group in job.plan.groups:
+    for group, messages in zip(job.plan.groups, job.groups, strict=True):
         names = {k: message_id(job.prefixes[index]) for k, index in enumerate(group)}
-        made.append(extractive([job.messages[index] for index in group], share, names.__getitem__))
+        made.append(extractive(messages, share, names.__getitem__))
     chained = any(fill.kind == "records" for fill in job.plan.fills)
     if job.ledger and not chained and made:
         made[0] = f"{job.ledger}\n\n{made[0]}"

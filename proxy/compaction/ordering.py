@@ -58,6 +58,7 @@ class Ordering:
             prefixes=view.prefixes,
             earlier=view.earlier,
             ledger=draft.ledger,
+            outdated=draft.outdated,
             asked=draft.asked,
             brief=None,
             extract=False,

@@ -1,12 +1,12 @@
 """What a round of a request shall be: the plan, and the text that goes with it and needs no model."""
 
 import asyncio
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from proxy.compaction.view import View
 from proxy.core.digest import message_id
-from proxy.core.ledger import ledger, rendered
+from proxy.core.ledger import ledger, outdated, rendered
 from proxy.core.masks import MASK_TOKENS, first_to_go
 from proxy.core.message import Message, latest_user, units
 from proxy.core.planner import Plan, plan, task_index, unchanged, with_edits
@@ -31,11 +31,13 @@ class Draft:
         plan: What is replaced.
         asked: Size of the summary, in tokens; 0 where there is none.
         ledger: What the user said and what was observed, for a chain of records; else empty.
+        outdated: What the user said and no longer holds, by index of the message: no model shall see it.
     """
 
     plan: Plan
     asked: int
     ledger: str = ""
+    outdated: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 async def drafted(view: View, reading: Reading, *, small: bool = False) -> Draft | None:
@@ -86,6 +88,9 @@ async def _anchored(view: View, room: Room, reading: Reading, *, small: bool) ->
     kept = chain_records(view.earlier) if view.earlier else ()
     text = await ledger_text(view, covered)
     told = await _tokens(text, view, reading)
+    old = await asyncio.to_thread(outdated, view.body)
+    said = " ".join(each.text for each in kept).casefold()
+    room = replace(room, anew=any(value in said for value in old.values))
     removed = sum(view.body[index].tokens for index in covered) - sum(each.tokens for each in kept)
     asked = _asked(view, removed)
     records = told + asked + FRAME_TOKENS + sum(each.tokens for each in kept)
@@ -93,7 +98,7 @@ async def _anchored(view: View, room: Room, reading: Reading, *, small: bool) ->
     if made is None or not (small or _pays(view, made, asked, room)):
         return None
     text = await ledger_text(view, frozenset(made.gone))
-    return Draft(_with_task(view, made, room), asked, text)
+    return Draft(_with_task(view, made, room), asked, text, old.texts)
 
 
 def _asked(view: View, removed: int) -> int:

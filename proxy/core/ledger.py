@@ -5,7 +5,7 @@ kept apart. What was said later of the same subject takes the place of what was 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from proxy.core import cues
@@ -16,7 +16,19 @@ from proxy.core.message import Message
 from proxy.core.statements import Statement, folded, statements
 from proxy.core.supersession import remainder, supersedes
 
-__all__ = ["Entry", "Kind", "Ledger", "Observed", "Remark", "ledger", "priority", "rendered", "rules"]
+__all__ = [
+    "Entry",
+    "Kind",
+    "Ledger",
+    "Observed",
+    "Outdated",
+    "Remark",
+    "ledger",
+    "outdated",
+    "priority",
+    "rendered",
+    "rules",
+]
 
 # How many statements that share a word are compared with a new one, newest first; keeps time linear.
 COMPARED = 64
@@ -127,6 +139,37 @@ def ledger(
             rest.setdefault(spoken.at, []).append(spoken.said.text)
     texts = tuple(Remark(" ".join(said)[:HEAD_CHARACTERS], name(at), at) for at, said in rest.items())
     return Ledger(pinned + entries, texts, observed(messages, gone))
+
+
+@dataclass(frozen=True, slots=True)
+class Outdated:
+    """What users said and no longer holds.
+
+    Attributes:
+        texts: The statements, word for word, by the index of their message.
+        values: Their values that no statement in force has, in lower case.
+    """
+
+    texts: Mapping[int, tuple[str, ...]]
+    values: frozenset[str]
+
+
+def outdated(messages: Sequence[Message]) -> Outdated:
+    """What later messages have replaced, so that no summary brings it back."""
+    standing = _in_force(messages)
+    kept = {(spoken.at, spoken.said.text) for spoken in standing}
+    gone = [
+        (at, said)
+        for at, message in _users(messages)
+        for said in statements(message.text)
+        if (at, said.text) not in kept
+    ]
+    texts: dict[int, tuple[str, ...]] = {}
+    for at, said in gone:
+        texts[at] = (*texts.get(at, ()), said.text)
+    valid = " ".join(spoken.said.text for spoken in standing).casefold()
+    values = {value for _, said in gone for _, value in said.values}
+    return Outdated(texts, frozenset(value for value in values if value not in valid))
 
 
 def rules(ledger: Ledger) -> tuple[str, ...]:

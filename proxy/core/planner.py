@@ -246,6 +246,8 @@ def _too_long(policy: Policy, earlier: Checkpoint | None, room: Room) -> bool:
     if earlier is None or policy.layout is None or not earlier.rounds:
         return False
     records = chain_records(earlier)
+    if room.anew:
+        return True
     most = policy.layout.chain_share * (room.target or room.trigger)
     return len(records) >= policy.layout.rounds or sum(each.tokens for each in records) > most
 

@@ -21,6 +21,7 @@ class Room:
         size: Of the request with its effective list.
         fixed: Of what no round removes: privileged messages, definitions, task, latest user message.
         records: What will stand in for what is removed.
+        anew: Whether a chain of records says what no longer holds, and has to be written anew.
     """
 
     trigger: int
@@ -28,6 +29,7 @@ class Room:
     size: int
     fixed: int = 0
     records: int = 0
+    anew: bool = False
 
 
 def boundary(
