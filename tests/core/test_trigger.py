@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.core.budget import Budget
-from proxy.core.trigger import Gained, Row, automatic, fired, mark
+from proxy.core.trigger import Gained, Marks, Row, automatic, fired, mark, marks
 
 BUDGET = Budget(window=10_000, usable=8_000, limit=9_000)
 NOTHING_NEW = Gained(messages=0, turns=0, iterations=0)
@@ -59,3 +59,26 @@ def test_a_row_without_fields_or_with_a_zero_is_off(row: Row) -> None:
 
 def test_without_rows_nothing_is_automatic() -> None:
     assert (automatic([]), mark([], BUDGET), fired([], 10**9, NOTHING_NEW, BUDGET)) == (False, None, None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([Row(percent=75)], Marks(soft=4_980, trigger=6_000, hard=7_200)),
+        ([Row(percent=95)], Marks(soft=6_308, trigger=7_600, hard=7_600)),
+        ([Row(percent_of_window=95)], Marks(soft=6_640, trigger=8_000, hard=8_000)),
+        ([Row(iterations=8)], Marks(soft=None, trigger=8_000, hard=8_000)),
+        ([Row(iterations=8), Row(tokens=5_000)], Marks(soft=4_150, trigger=5_000, hard=7_200)),
+        ([Row(tokens=5_000), Row(tokens=4_000)], Marks(soft=3_320, trigger=4_000, hard=7_200)),
+        ([Row(tokens=0)], Marks(soft=None, trigger=8_000, hard=8_000)),
+        ([], Marks(soft=None, trigger=8_000, hard=8_000)),
+    ],
+)
+def test_marks_are_those_of_the_rows_that_name_tokens_and_never_above_what_is_usable(
+    rows: list[Row], expected: Marks
+) -> None:
+    assert marks(rows, BUDGET, soft_share=0.83, hard_percent=90) == expected
+
+
+def test_without_a_soft_share_nothing_is_done_ahead_of_need() -> None:
+    assert marks([Row(percent=75)], BUDGET, soft_share=0, hard_percent=100) == Marks(None, 6_000, 8_000)
