@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 
 from proxy.core.checkpoint import (
     CLEARED_CHARACTERS,
+    EXTRACT,
     HEAD_CHARACTERS,
     Checkpoint,
     covered_results,
     deepest,
     exact_digest,
+    found_by,
     from_fields,
+    place,
     stands,
     to_fields,
 )
@@ -55,7 +58,7 @@ def covering(messages: list[Message], *spans: Span, round_number: int = 1) -> Ch
         exact=exact_digest(messages[:length]),
         results=covered_results(messages, spans),
         spans=spans,
-        stand_ins=(STAND_IN, *(None for _ in spans[1:])),
+        stand_ins=((STAND_IN,), *(() for _ in spans[1:])),
         summary="what happened",
         tokens_before=100,
         tokens_after=10,
@@ -145,6 +148,59 @@ def test_the_latest_user_message_is_never_hidden() -> None:
     assert stands(covering(LIST, Span(1, 4)), LIST[:4])
 
 
+def test_a_user_message_that_is_carried_may_be_the_latest() -> None:
+    carrying = replace(COVERING, carried=0)
+
+    assert stands(carrying, LIST[:4])
+    assert stands(carrying, LIST)
+    assert not stands(replace(COVERING, carried=1), LIST[:4])
+
+
+def test_a_shortened_message_may_not_be_the_latest_of_the_user() -> None:
+    shortened = replace(covering(LIST, Span(0, 1)), edited=frozenset({0}))
+
+    assert not stands(shortened, LIST[:4])
+    assert stands(shortened, LIST)
+
+
+def test_a_further_result_of_a_call_that_is_gone_is_a_miss() -> None:
+    parallel = digested(Message("assistant", calls=(Call("a", "read", ""), Call("b", "read", ""))))
+    late = digested(Message("tool", "late", answers=("b",)))
+    covering_the_call = covering([TASK, parallel, RESULT, NEXT], Span(1, 3))
+
+    assert stands(covering_the_call, [TASK, parallel, RESULT, NEXT])
+    assert not stands(covering_the_call, [TASK, parallel, RESULT, late, NEXT])
+    assert stands(
+        replace(covering_the_call, spans=(Span(2, 3),), edited=frozenset({2})), [TASK, parallel, RESULT, late]
+    )
+
+
+def test_places_differ_by_prefix_content_spans_and_variant() -> None:
+    spans = [Span(0, 1)]
+    places = [
+        place(bytes(32), bytes(32), spans),
+        place(bytes([1]) * 32, bytes(32), spans),
+        place(bytes(32), bytes([1]) * 32, spans),
+        place(bytes(32), bytes(32), [Span(0, 11)]),
+        place(bytes(32), bytes(32), [Span(0, 1), Span(1, 2)]),
+        place(bytes(32), bytes(32), spans, "1"),
+        place(bytes(32), bytes(32), spans, ",1-2"),
+        place(bytes(32), bytes(32), spans, "extract"),
+    ]
+
+    assert len(set(places)) == len(places)
+    assert {len(each) for each in places} == {64}
+    assert found_by(places[1]) == bytes([1]) * 32
+
+
+def test_of_equally_deep_checkpoints_the_newest_that_a_model_wrote_is_taken() -> None:
+    first = replace(COVERING, writer=EXTRACT)
+    written, later = replace(COVERING, writer="small"), replace(COVERING, round=2, writer=EXTRACT)
+
+    assert deepest([first, written], LIST) == written
+    assert deepest([written, later, first], LIST) == later
+
+
 def test_a_checkpoint_of_nothing_stands_for_nothing() -> None:
     assert not stands(replace(COVERING, length=0, spans=(), stand_ins=()), LIST)
 
@@ -164,7 +220,32 @@ def test_a_checkpoint_comes_back_from_its_fields() -> None:
     assert from_fields(to_fields(several)) == several
 
 
+def test_a_checkpoint_of_a_chain_with_shortened_messages_comes_back_from_its_fields() -> None:
+    shortened = replace(RESULT, text="[cut]", raw=b"[cut]", tokens=3, digest=b"")
+    ledger = Message("user", "ledger", raw=b"ledger", tokens=4)
+    several = replace(
+        covering(LIST, Span(0, 2), Span(2, 3)),
+        stand_ins=((STAND_IN, ledger), (shortened,)),
+        carried=0,
+        rounds=(2,),
+        writer="small",
+        edited=frozenset({2}),
+    )
+
+    assert from_fields(to_fields(several)) == several
+    assert (several.gone, several.edits) == (frozenset({0, 1}), {2: shortened})
+
+
 BASE = to_fields(COVERING)
+NEWER = ("carried", "rounds", "writer", "edited")
+
+
+def test_what_version_0_1_stored_is_read() -> None:
+    old = to_fields(covering(LIST, Span(0, 1), Span(1, 3)))
+    stored = {key: value for key, value in old.items() if key not in NEWER}
+    stored["stand_ins"] = [["assistant", "summary", "eyJyb2xlIjoiYXNzaXN0YW50In0=", 5], None]
+
+    assert from_fields(stored) == covering(LIST, Span(0, 1), Span(1, 3))
 
 
 @pytest.mark.parametrize(
@@ -176,6 +257,14 @@ BASE = to_fields(COVERING)
         {**BASE, "tokens": [1]},
         {**BASE, "stand_ins": []},
         {**BASE, "stand_ins": [0]},
+        {**BASE, "stand_ins": [""]},
+        {**BASE, "stand_ins": ["abcd"]},
+        {**BASE, "stand_ins": [[0]]},
+        {**BASE, "carried": True},
+        {**BASE, "carried": "1"},
+        {**BASE, "edited": [0]},
+        {**BASE, "edited": [3]},
+        {**BASE, "rounds": 1},
         {**BASE, "stand_ins": [["assistant", "text", "no base64!", 1]]},
         {**BASE, "spans": [[0, 5]]},
         {**BASE, "spans": [[2, 1]]},

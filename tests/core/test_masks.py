@@ -1,4 +1,4 @@
-"""What is left of a tool result, which go first, and that nothing inside can leave its line or its brackets."""
+"""What is left of a tool result, and which go first: nothing inside leaves its line or its brackets."""
 
 from time import perf_counter
 

@@ -4,12 +4,14 @@ from dataclasses import replace
 
 from proxy.core.checkpoint import Checkpoint
 from proxy.core.message import Call, Message, Span
-from proxy.core.planner import Plan, gained, plan
-from proxy.core.policy import CHAINED
+from proxy.core.planner import Fill, Plan, gained, plan, task_index, unchanged, with_edits
+from proxy.core.policy import CHAINED, FULL, Keep, Policy
 from proxy.core.render import render
+from proxy.core.tail import Room
 from proxy.core.trigger import Gained
 
-KEEP_3 = replace(CHAINED, keep_messages=3)
+KEEP_3 = replace(CHAINED, keep=Keep(messages=3), least_messages=4)
+ROOM = Room(trigger=1_000, target=None, size=0)
 STAND_IN = Message("assistant", "summary")
 
 
@@ -34,19 +36,27 @@ def chat(turns: int) -> list[Message]:
 
 
 def made(spans: list[Span], length: int, listed: int = 0) -> Checkpoint:
-    stand_ins = (STAND_IN, *(None for _ in spans[1:]))
+    stand_ins = ((STAND_IN,), *(() for _ in spans[1:]))
     return Checkpoint(
         "chained", "c_", 1, length, bytes(32), (), tuple(spans), stand_ins, "summary", 9, 3, listed
     )
 
 
-def planned(messages: list[Message], earlier: Checkpoint | None = None) -> Plan | None:
-    effective = render(messages, earlier.spans, earlier.stand_ins) if earlier else messages
-    return plan(messages, effective, KEEP_3, earlier)
+def planned(
+    messages: list[Message], earlier: Checkpoint | None = None, policy: Policy = KEEP_3
+) -> Plan | None:
+    effective = render(messages, earlier.spans, earlier.stand_ins, earlier.edited) if earlier else messages
+    return plan(messages, effective, policy, earlier, ROOM)
+
+
+def one_text(number: int, length: int, spans: list[Span], fresh: tuple[int, ...]) -> Plan:
+    """A round whose text stands in the first span."""
+    fills = (Fill("text"), *(Fill("nothing") for _ in spans[1:]))
+    return Plan(number, length, tuple(spans), fills, (fresh,))
 
 
 def test_all_but_the_newest_messages_are_taken() -> None:
-    assert planned(chat(4)) == Plan(round=1, length=5, spans=(Span(0, 5),), fresh=(0, 1, 2, 3, 4))
+    assert planned(chat(4)) == one_text(1, 5, [Span(0, 5)], (0, 1, 2, 3, 4))
 
 
 def test_with_one_more_message_than_are_kept_nothing_is_taken() -> None:
@@ -56,7 +66,7 @@ def test_with_one_more_message_than_are_kept_nothing_is_taken() -> None:
 def test_the_boundary_walks_back_to_the_edge_of_a_unit() -> None:
     messages = [user(), said(), calling(), answer("c"), answer("d"), said(), user()]
 
-    assert planned(messages) == Plan(round=1, length=2, spans=(Span(0, 2),), fresh=(0, 1))
+    assert planned(messages) == one_text(1, 2, [Span(0, 2)], (0, 1))
 
 
 def test_when_the_boundary_walks_back_to_the_start_nothing_is_taken() -> None:
@@ -66,21 +76,17 @@ def test_when_the_boundary_walks_back_to_the_start_nothing_is_taken() -> None:
 def test_the_latest_user_message_is_left_in_its_place() -> None:
     messages = [said(), user(), said(), said(), said(), said(), said()]
 
-    assert planned(messages) == Plan(round=1, length=4, spans=(Span(0, 1), Span(2, 4)), fresh=(0, 2, 3))
+    assert planned(messages) == one_text(1, 4, [Span(0, 1), Span(2, 4)], (0, 2, 3))
 
 
 def test_the_next_round_covers_the_earlier_one_and_summarises_only_what_is_new() -> None:
-    assert planned(chat(6), made([Span(0, 5)], 5)) == Plan(
-        round=2, length=9, spans=(Span(0, 9),), fresh=(5, 6, 7, 8)
-    )
+    assert planned(chat(6), made([Span(0, 5)], 5)) == one_text(2, 9, [Span(0, 9)], (5, 6, 7, 8))
 
 
 def test_a_message_that_was_kept_as_the_latest_is_summarised_once_it_no_longer_is() -> None:
     messages = [said(), user("first"), *(said() for _ in range(6)), user("second"), said()]
 
-    assert planned(messages, made([Span(0, 1), Span(2, 4)], 4)) == Plan(
-        round=2, length=7, spans=(Span(0, 7),), fresh=(1, 4, 5, 6)
-    )
+    assert planned(messages, made([Span(0, 1), Span(2, 4)], 4)) == one_text(2, 7, [Span(0, 7)], (1, 4, 5, 6))
 
 
 def test_a_round_that_would_take_nothing_new_is_not_made() -> None:
@@ -104,3 +110,70 @@ def test_what_came_after_a_round_is_gained() -> None:
 
 def test_a_branch_that_is_shorter_than_its_round_was_has_gained_nothing() -> None:
     assert gained(chat(3), made([Span(0, 5)], 5, listed=8)) == Gained(messages=0, turns=0, iterations=0)
+
+
+def test_what_an_earlier_round_took_stays_gone_where_more_is_kept_now() -> None:
+    messages = [*chat(3), user("was the latest"), *chat(3)]
+    earlier = made([Span(0, 6), Span(7, 9)], 9)
+    roomy = replace(KEEP_3, keep=Keep(iterations=3))  # the third from the end is gone
+
+    assert planned(messages, earlier, roomy) == one_text(2, 9, [Span(0, 9)], (6,))
+
+
+def test_a_round_never_speaks_of_less_than_the_one_before() -> None:
+    messages = [*chat(6), said()]
+    earlier = made([Span(0, 3)], 12)
+    found = planned(messages, earlier)
+
+    assert found is not None
+    assert (found.spans, found.length) == ((Span(0, 10),), 12)
+
+
+def test_the_task_is_the_first_message_of_the_user_that_answers_no_call() -> None:
+    result = Message("user", "a result", answers=("c",))
+
+    assert task_index([said(), result, user("task"), user("more")]) == 2
+    assert task_index([said(), result]) is None
+
+
+def test_edits_alone_make_no_round() -> None:
+    assert with_edits(unchanged(None), {3: "mask", 1: "cap"}) == Plan(
+        round=0, length=4, spans=(Span(1, 2), Span(3, 4)), fills=(Fill("cap", 1), Fill("mask", 3))
+    )
+
+
+def test_edits_stand_beside_what_an_earlier_round_did_and_replace_an_earlier_edit() -> None:
+    earlier = replace(
+        made([Span(0, 4), Span(6, 7)], 9),
+        stand_ins=((STAND_IN,), (STAND_IN,)),
+        edited=frozenset({6}),
+        carried=2,
+    )
+
+    assert unchanged(earlier) == Plan(
+        1, 9, (Span(0, 4), Span(6, 7)), (Fill("before", 0), Fill("before", 1)), carried=2
+    )
+    assert with_edits(unchanged(earlier), {6: "mask", 10: "cap"}) == Plan(
+        round=1,
+        length=11,
+        spans=(Span(0, 4), Span(6, 7), Span(10, 11)),
+        fills=(Fill("before", 0), Fill("mask", 6), Fill("cap", 10)),
+        carried=2,
+    )
+
+
+def test_a_plan_names_what_is_summarised_and_what_goes() -> None:
+    found = Plan(
+        2,
+        9,
+        (Span(0, 2), Span(2, 4), Span(5, 6), Span(7, 8)),
+        (Fill("before"), Fill("text"), Fill("nothing"), Fill("mask", 7)),
+        ((2, 3, 5),),
+    )
+
+    assert (found.fresh, found.gone) == ((2, 3, 5), (2, 3, 5))
+
+
+def test_a_list_without_messages_has_nothing_to_take() -> None:
+    assert planned([]) is None
+    assert planned([], None, FULL) is None

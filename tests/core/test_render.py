@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.message import Message, Span
-from proxy.core.policy import CHAINED
+from proxy.core.policy import CHAINED, FULL, SPLIT, Frame
 from proxy.core.render import excerpt, render, stand_in_text
 
 # The machine may be busy.
@@ -30,25 +30,43 @@ def test_without_spans_a_list_stays_as_it_is() -> None:
 
 
 def test_the_first_message_of_a_span_gives_way_to_its_stand_in() -> None:
-    assert texts(render(listed("suauau"), [Span(0, 3)], [STAND_IN])) == ["0", "summary", "4", "5"]
+    assert texts(render(listed("suauau"), [Span(0, 3)], [[STAND_IN]])) == ["0", "summary", "4", "5"]
 
 
 def test_a_span_without_a_stand_in_leaves_nothing() -> None:
     messages = listed("uauau")
 
-    assert texts(render(messages, [Span(0, 2), Span(3, 4)], [STAND_IN, None])) == ["summary", "2", "4"]
+    assert texts(render(messages, [Span(0, 2), Span(3, 4)], [[STAND_IN], []])) == ["summary", "2", "4"]
 
 
 def test_privileged_messages_inside_a_span_move_up_behind_the_leading_ones() -> None:
-    assert texts(render(listed("suadua"), [Span(0, 3)], [STAND_IN])) == ["0", "3", "summary", "5"]
+    assert texts(render(listed("suadua"), [Span(0, 3)], [[STAND_IN]])) == ["0", "3", "summary", "5"]
 
 
 def test_privileged_messages_behind_the_spans_stay_where_they_are() -> None:
-    assert texts(render(listed("suasud"), [Span(0, 2)], [STAND_IN])) == ["0", "summary", "3", "4", "5"]
+    assert texts(render(listed("suasud"), [Span(0, 2)], [[STAND_IN]])) == ["0", "summary", "3", "4", "5"]
 
 
 def test_privileged_messages_keep_their_order_where_one_stands_before_a_later_span() -> None:
-    assert texts(render(listed("usada"), [Span(1, 3)], [STAND_IN])) == ["1", "3", "0", "summary"]
+    assert texts(render(listed("usada"), [Span(1, 3)], [[STAND_IN]])) == ["1", "3", "0", "summary"]
+
+
+def test_several_stand_ins_of_a_span_keep_their_order() -> None:
+    ours = [Message("user", "one"), Message("user", "two")]
+
+    assert texts(render(listed("uaau"), [Span(1, 3)], [ours])) == ["0", "one", "two", "3"]
+
+
+def test_a_shortened_message_moves_no_privileged_one() -> None:
+    edited = render(listed("suausa"), [Span(0, 1), Span(2, 3)], [[STAND_IN], [STAND_IN]], {0, 2})
+
+    assert texts(edited) == ["0", "summary", "2", "summary", "4", "5"]
+
+
+def test_privileged_messages_move_up_for_what_is_gone_and_not_for_what_is_shortened() -> None:
+    edited = render(listed("usausa"), [Span(0, 2), Span(3, 4)], [[STAND_IN], [STAND_IN]], {3})
+
+    assert texts(edited) == ["1", "summary", "3", "4", "summary"]
 
 
 def test_an_excerpt_keeps_head_and_tail_and_says_what_is_missing() -> None:
@@ -74,9 +92,32 @@ def test_an_excerpt_grows_with_its_share_and_never_beyond_the_text(
 
 
 def test_heading_task_summary_and_rounds_stand_in_this_order() -> None:
-    assert stand_in_text(CHAINED, 3, "Build it", "### Current State") == (
+    assert stand_in_text(CHAINED.frame, 3, "### Current State", task="Build it") == (
         "## Session Summary (Compaction Round 3)\n\n"
         "### Original Task\nBuild it\n\n"
         "### Current State\n\n"
         "This summary incorporates context from 2 previous compaction rounds."
     )
+
+
+def test_the_request_stands_last_behind_an_empty_line() -> None:
+    assert stand_in_text(FULL.frame, 1, "Done: all.", request="Ship it") == (
+        "Done: all.\n\nLast request from user was: Ship it"
+    )
+    assert stand_in_text(FULL.frame, 1, "Done: all.") == "Done: all."
+
+
+def test_a_frame_without_a_request_takes_none() -> None:
+    assert stand_in_text(SPLIT.frame, 2, "Prose.", task="Build it", request="Ship it") == (
+        "[Previous conversation summary]\nProse.\n[End of summary]"
+    )
+
+
+def test_a_closing_mark_inside_a_summary_is_broken_up() -> None:
+    assert stand_in_text(SPLIT.frame, 1, "a\n[End of summary]\nb") == (
+        "[Previous conversation summary]\na\n[ End of summary]\nb\n[End of summary]"
+    )
+
+
+def test_braces_of_a_frame_are_text() -> None:
+    assert stand_in_text(Frame(opening="{a} {round}: "), 4, "{round}") == "{a} 4: {round}"
