@@ -14,15 +14,21 @@ from proxy.core.budget import Reserves, budget
 from proxy.core.checkpoint import Checkpoint, covered_results, exact_digest
 from proxy.core.digest import chain, message_digest, message_id
 from proxy.core.message import Call, Message, Part, Span
-from proxy.core.planner import Plan, gained, plan
-from proxy.core.policy import CHAINED, STRATEGIES, Policy, SummaryShape, known_window
+from proxy.core.planner import Fill, Plan, gained, plan
+from proxy.core.policy import CHAINED, STRATEGIES, Frame, Keep, Policy, SummaryShape
 from proxy.core.render import excerpt, render, stand_in_text
 from proxy.core.repair import GO_ON, alternate, repair
 from proxy.core.summary import NO_TASK, prompt, task_of, transcript, validated
+from proxy.core.tail import Room
 from proxy.core.tokens import CHARACTERS, message_tokens, pieces
 from proxy.core.trigger import Row, fired, mark
+from proxy.core.windows import known_window
 
 SUMMARY = "### Current State\n- Working on: AI"
+LONG_SUMMARY = "### Current State\n- Working on: AI integration of the flashcard app\n- Last completed: SM-2"
+ROOM = Room(trigger=93_600, target=None, size=0)
+assert CHAINED.summary is not None
+SHAPE = CHAINED.summary
 PROMPT = files("proxy").joinpath("prompts", "chained.md").read_text(encoding="utf-8")
 
 
@@ -65,11 +71,19 @@ def body_of(messages: Sequence[Message]) -> list[Message]:
 
 
 def effective(messages: Sequence[Message], checkpoint: Checkpoint | None) -> tuple[Message, ...]:
-    return render(messages, checkpoint.spans, checkpoint.stand_ins) if checkpoint else tuple(messages)
+    if checkpoint is None:
+        return tuple(messages)
+    return render(messages, checkpoint.spans, checkpoint.stand_ins, checkpoint.edited)
 
 
 def planned(messages: Sequence[Message], earlier: Checkpoint | None = None) -> Plan | None:
-    return plan(body_of(messages), effective(messages, earlier), CHAINED, earlier)
+    return plan(body_of(messages), effective(messages, earlier), CHAINED, earlier, ROOM)
+
+
+def one_text(number: int, length: int, spans: Sequence[Span], fresh: Sequence[int]) -> Plan:
+    """A round whose text stands in the first span."""
+    fills = (Fill("text"), *(Fill("nothing") for _ in spans[1:]))
+    return Plan(number, length, tuple(spans), fills, (tuple(fresh),))
 
 
 def compacted(messages: Sequence[Message], earlier: Checkpoint | None = None) -> Checkpoint:
@@ -79,7 +93,7 @@ def compacted(messages: Sequence[Message], earlier: Checkpoint | None = None) ->
     assert found is not None
     task = task_of(body)
     covered = task is not None and any(span.start <= body.index(task) < span.stop for span in found.spans)
-    text = stand_in_text(CHAINED, found.round, task.text if task and covered else "", SUMMARY)
+    text = stand_in_text(CHAINED.frame, found.round, SUMMARY, task=task.text if task and covered else "")
     return Checkpoint(
         strategy="chained",
         conversation="c_1",
@@ -88,7 +102,7 @@ def compacted(messages: Sequence[Message], earlier: Checkpoint | None = None) ->
         exact=exact_digest(body[: found.length]),
         results=covered_results(body, found.spans),
         spans=found.spans,
-        stand_ins=(made(CHAINED.stand_in_role, text), *(None for _ in found.spans[1:])),
+        stand_ins=((made(CHAINED.stand_in_role, text),), *(() for _ in found.spans[1:])),
         summary=f"{SUMMARY} {found.round}",
         tokens_before=0,
         tokens_after=0,
@@ -131,10 +145,14 @@ def test_defaults_are_the_seeds() -> None:
         name="chained",
         trigger=(Row(percent=80),),
         reserves=Reserves(system=2_000, output=4_000, safety=5_000),
-        keep_messages=10,
+        keep=Keep(messages=10),
         stand_in_role="assistant",
-        heading="## Session Summary (Compaction Round {round})",
-        task_tokens=2_000,
+        frame=Frame(
+            opening="## Session Summary (Compaction Round {round})\n\n",
+            task="### Original Task",
+            integrates=True,
+        ),
+        least_messages=11,
         summary=SummaryShape(
             prompt="chained",
             tokens=800,
@@ -181,9 +199,7 @@ def test_trigger_fires_at_the_threshold_and_not_a_token_before() -> None:
 
 def test_visual_example_before_compaction_is_50_messages() -> None:
     assert len(seed_conversation()) == 50
-    assert planned(seed_conversation()) == Plan(
-        round=1, length=39, spans=(Span(0, 39),), fresh=tuple(range(39))
-    )
+    assert planned(seed_conversation()) == one_text(1, 39, [Span(0, 39)], tuple(range(39)))
 
 
 def test_visual_example_after_compaction_is_system_summary_and_the_last_ten() -> None:
@@ -206,7 +222,7 @@ def test_visual_example_after_compaction_is_system_summary_and_the_last_ten() ->
 def test_tool_pair_the_boundary_walks_back_to_the_call() -> None:
     messages = [*seed_conversation(), made("assistant", "Added.")]
 
-    assert planned(messages) == Plan(round=1, length=39, spans=(Span(0, 39),), fresh=tuple(range(39)))
+    assert planned(messages) == one_text(1, 39, [Span(0, 39)], tuple(range(39)))
 
 
 def test_tool_pair_the_boundary_walks_back_over_all_results_of_a_call() -> None:
@@ -215,7 +231,7 @@ def test_tool_pair_the_boundary_walks_back_over_all_results_of_a_call() -> None:
     messages = [SYSTEM, TASK, made("assistant", "a"), made("assistant", calls=calls), *results]
     messages += [made("assistant", f"{number}") for number in range(4)] + [made("user", "next")]
 
-    assert planned(messages) == Plan(round=1, length=2, spans=(Span(0, 2),), fresh=(0, 1))
+    assert planned(messages) == one_text(1, 2, [Span(0, 2)], (0, 1))
 
 
 @pytest.mark.parametrize("count", range(12))
@@ -226,7 +242,7 @@ def test_edge_case_empty_and_very_short_sessions_have_nothing_to_take(count: int
 def test_edge_case_twelve_messages_are_enough() -> None:
     messages = [SYSTEM, TASK, *(made("user", f"{number}") for number in range(10))]
 
-    assert planned(messages) == Plan(round=1, length=1, spans=(Span(0, 1),), fresh=(0,))
+    assert planned(messages) == one_text(1, 1, [Span(0, 1)], (0,))
 
 
 def test_edge_case_when_all_messages_are_recent_nothing_is_taken() -> None:
@@ -244,7 +260,7 @@ def test_selection_a_message_that_merely_looks_like_a_summary_is_text() -> None:
 
     assert found is not None
     assert (found.round, found.fresh[0]) == (1, 0)
-    assert "[0] ASSISTANT:\n## Session Summary (Compaction Round 7)" in transcript([fake], CHAINED.summary)
+    assert "[0] ASSISTANT:\n\\## Session Summary (Compaction Round 7)" in transcript([fake], SHAPE)
 
 
 # Summary generation
@@ -259,7 +275,7 @@ def test_selection_a_message_that_merely_looks_like_a_summary_is_text() -> None:
         "- Last completed: ",
         "### Pending Work\n- [ ] ",
         "### Errors & Resolutions\n- error → ",
-        "At most {tokens} tokens.",
+        "Keep to the size that is named with the data.",
         "tables and bullets",
         "exact file paths",
         "No code blocks unless",
@@ -272,29 +288,36 @@ def test_prompt_asks_for_every_section_and_constraint_of_the_seed(section: str) 
 
 
 def test_prompt_leaves_heading_and_task_to_us() -> None:
+    answer = f"## Session Summary (Compaction Round 9)\n\n{LONG_SUMMARY}"
+
     assert not re.search(r"Session Summary|### Original Task", PROMPT)
-    assert validated(
-        f"## Session Summary (Compaction Round 9)\n\n{SUMMARY}", "stop", called_tools=False, refused=False
-    ) == (SUMMARY)
+    assert validated(answer, "stop", called_tools=False, refused=False) == LONG_SUMMARY
 
 
-def test_prompt_holds_the_previous_summary_the_task_and_the_messages() -> None:
-    text = prompt([calling("Step")], CHAINED.summary, "Build", "before")
+def asked(messages: Sequence[Message], earlier: str = "", task: str = "Build") -> str:
+    """The data of a summary call, its fences without what they are named after."""
+    text = prompt(
+        [messages], SHAPE, task=task, earlier=[earlier] if earlier else [], language="English", tokens=800
+    )
+    return re.sub("-[0-9a-f]{16}>", ">", text)
 
-    assert re.sub("transcript-[0-9a-f]{12}", "FENCE", text) == (
-        "## Previous Summary\nbefore\n\n## Original User Task\nBuild\n\n## Messages to Summarize\n"
-        '<FENCE>\n[0] ASSISTANT:\nStep\n[Tool: write({"path":"src/db.ts"})]\n</FENCE>'
+
+def test_prompt_holds_the_size_the_previous_summary_the_task_and_the_messages() -> None:
+    assert asked([calling("Step")], "before") == (
+        "## Size and Language\nAt most 800 tokens, which is about 560 words. Write in English.\n\n"
+        "## Previous Summary\n<summary>\nbefore\n</summary>\n\n"
+        "## Original User Task\n<task>\nBuild\n</task>\n\n"
+        "## Messages to Summarize\n<transcript>\n"
+        '[0] ASSISTANT:\nStep\n[Tool: write({"path":"src/db.ts"})]\n</transcript>'
     )
 
 
 def test_prompt_of_the_first_round_says_that_there_is_no_previous_summary() -> None:
-    first = prompt([TASK], CHAINED.summary, "Build", "")
-
-    assert first.startswith("## Previous Summary\nNone: this is the first compaction round.\n\n")
+    assert "## Previous Summary\nNone: this is the first compaction round.\n\n" in asked([TASK])
 
 
 def test_formatting_messages_are_numbered_named_in_capitals_and_ruled_off() -> None:
-    assert transcript([TASK, made("assistant", "Sure")], CHAINED.summary) == (
+    assert transcript([TASK, made("assistant", "Sure")], SHAPE) == (
         "[0] USER:\nBuild a flashcard app\n\n---\n\n[1] ASSISTANT:\nSure"
     )
 
@@ -302,7 +325,7 @@ def test_formatting_messages_are_numbered_named_in_capitals_and_ruled_off() -> N
 def test_formatting_text_of_content_parts_is_text_and_other_parts_are_named() -> None:
     looking = made("user", "See this", parts=(Part("image_url", bytes(32), 8),))
 
-    assert transcript([looking], CHAINED.summary) == "[0] USER:\nSee this\n[image_url]"
+    assert transcript([looking], SHAPE) == "[0] USER:\nSee this\n[image_url]"
 
 
 @pytest.mark.parametrize(
@@ -319,7 +342,7 @@ def test_formatting_text_of_content_parts_is_text_and_other_parts_are_named() ->
 def test_formatting_long_content_is_cut_and_marked(
     role: str, answers: tuple[str, ...], size: int, kept: int | None
 ) -> None:
-    entry = transcript([made(role, "x" * size, answers=answers)], CHAINED.summary)
+    entry = transcript([made(role, "x" * size, answers=answers)], SHAPE)
     expected = "x" * size if kept is None else "x" * kept + "\n[...truncated...]"
 
     assert entry == f"[0] {role.upper()}:\n{expected}"
@@ -329,9 +352,8 @@ def test_formatting_long_content_is_cut_and_marked(
 
 
 def test_task_is_the_first_user_message_verbatim_outside_the_summary() -> None:
-    stand_in = compacted(seed_conversation()).stand_ins[0]
+    (stand_in,) = compacted(seed_conversation()).stand_ins[0]
 
-    assert stand_in is not None
     assert stand_in.text == (
         f"## Session Summary (Compaction Round 1)\n\n### Original Task\n{TASK.text}\n\n{SUMMARY}"
     )
@@ -368,7 +390,7 @@ def test_chaining_each_round_integrates_the_one_before_and_leaves_one_summary() 
         (Span(0, 87),),
         (Span(0, 135),),
     ]
-    assert planned(grown, first) == Plan(2, 87, (Span(0, 87),), tuple(range(39, 87)))
+    assert planned(grown, first) == one_text(2, 87, [Span(0, 87)], range(39, 87))
     sent = effective([*grown, *seed_conversation()[2:]], third)
     assert [each.text.partition("\n")[0] for each in sent if each.text.startswith("## Session")] == [
         "## Session Summary (Compaction Round 3)"
@@ -379,7 +401,7 @@ def test_chaining_each_round_integrates_the_one_before_and_leaves_one_summary() 
 def test_chaining_the_previous_summary_is_what_the_prompt_hands_over() -> None:
     first = compacted(seed_conversation())
 
-    assert prompt([], CHAINED.summary, "", first.summary).startswith(f"## Previous Summary\n{SUMMARY} 1\n\n")
+    assert f"## Previous Summary\n<summary>\n{SUMMARY} 1\n</summary>\n\n" in asked([], first.summary)
 
 
 @pytest.mark.parametrize(
@@ -390,14 +412,14 @@ def test_chaining_the_previous_summary_is_what_the_prompt_hands_over() -> None:
     ],
 )
 def test_chaining_later_rounds_say_how_many_they_incorporate(number: int, sentence: str) -> None:
-    text = stand_in_text(CHAINED, number, "Build", SUMMARY)
+    text = stand_in_text(CHAINED.frame, number, SUMMARY, task="Build")
 
     assert text.startswith(f"## Session Summary (Compaction Round {number})\n\n")
     assert text.endswith(f"\n\n{sentence}")
 
 
 def test_chaining_the_first_round_incorporates_nothing() -> None:
-    assert "incorporates" not in stand_in_text(CHAINED, 1, "Build", SUMMARY)
+    assert "incorporates" not in stand_in_text(CHAINED.frame, 1, SUMMARY, task="Build")
 
 
 def test_chaining_nothing_is_taken_again_until_there_is_more_than_stays() -> None:
@@ -448,8 +470,8 @@ def test_agent_loop_the_task_enters_the_summary_once_a_later_request_has_come() 
             "This summary incorporates context from 1 previous compaction round.",
         ),
     )
-    assert planned(grown, first) == Plan(
-        2, 72, (Span(0, 61), Span(62, 72)), (0, *range(51, 61), *range(62, 72))
+    assert planned(grown, first) == one_text(
+        2, 72, [Span(0, 61), Span(62, 72)], (0, *range(51, 61), *range(62, 72))
     )
 
 

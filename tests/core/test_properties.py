@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.checkpoint import Checkpoint, deepest, exact_digest, from_fields, place, stands, to_fields
+from proxy.core.checkpoint import Checkpoint, deepest, from_fields, stands, to_fields
 from proxy.core.digest import message_digest
 from proxy.core.ladder import GONE, WHOLE, squeeze
 from proxy.core.masks import first_to_go
@@ -215,6 +215,8 @@ class Proxy:
     policy: Policy
     trigger: int
     as_checkpoint: AsCheckpoint
+    at: int = 0  # where a check changes something, as a share of the list, 0..255
+    more: bytes = b"\x02"  # what a check lets a list grow by
     stored: list[Checkpoint] = field(default_factory=list)
 
     def room(self, effective: Sequence[Message]) -> Room:
@@ -255,164 +257,184 @@ TRIGGERS = st.sampled_from([100, 1_000, 6_000])
 
 def answers(data: st.DataObject, name: str, as_checkpoint: AsCheckpoint) -> Iterator[tuple[Proxy, Answer]]:
     """What the proxy does with each request of some client."""
-    proxy = Proxy(data.draw(policies(name)), data.draw(TRIGGERS), as_checkpoint)
+    policy, trigger = data.draw(policies(name)), data.draw(TRIGGERS)
+    at, more = data.draw(st.integers(0, 255)), data.draw(st.binary(min_size=1, max_size=6))
+    proxy = Proxy(policy, trigger, as_checkpoint, at, more)
     for messages, mask in data.draw(requests()):
         yield proxy, proxy.answer(messages, mask=mask)
 
 
-# Every strategy
+# What holds of every answer, for every strategy
 
 
-@every_strategy
-@UNHURRIED
-@given(data=st.data())
-def test_calls_are_paired_and_what_may_not_change_has_not(
-    name: str, data: st.DataObject, as_checkpoint: AsCheckpoint
-) -> None:
-    for _, answer in answers(data, name, as_checkpoint):
-        repaired = repair(answer.effective)
-        ours = [each for each in repaired if each.privileged and each.text.startswith("[Previous")]
+def calls_are_paired_and_what_may_not_change_has_not(proxy: Proxy, answer: Answer) -> None:
+    repaired = repair(answer.effective)
+    ours = [each for each in repaired if each.privileged and each.text.startswith("[Previous")]
 
-        assert paired(repaired)
-        assert privileged([each for each in repaired if each not in ours]) == privileged(answer.messages)
-        assert not ours or name == "split"
-        theirs = [each for each in raws(answer.effective) if each in set(raws(answer.body))]
-        assert theirs == [each for each in raws(answer.body) if each in set(theirs)]
+    assert paired(repaired)
+    assert privileged([each for each in repaired if each not in ours]) == privileged(answer.messages)
+    assert not ours or proxy.policy.name == "split"
+    theirs = [each for each in raws(answer.effective) if each in set(raws(answer.body))]
+    assert theirs == [each for each in raws(answer.body) if each in set(theirs)]
 
 
-@every_strategy
-@UNHURRIED
-@given(data=st.data())
-def test_the_latest_user_message_is_there_word_for_word(
-    name: str, data: st.DataObject, as_checkpoint: AsCheckpoint
-) -> None:
-    for proxy, answer in answers(data, name, as_checkpoint):
-        latest = latest_user(answer.body)
-        if latest is None:
-            continue
-        message = answer.body[latest]
-        carried = answer.checkpoint is not None and answer.checkpoint.carried == latest
-        if not carried:
-            assert repair(answer.effective).count(message) == 1
-        else:
-            assert name == "full"
-            assert message not in answer.effective
-            assert any(
-                each.text.endswith(f"\n\n{proxy.policy.frame.request}{message.text}")
-                for each in answer.effective
-            )
-
-
-@every_strategy
-@UNHURRIED
-@given(data=st.data())
-def test_what_was_to_stay_is_never_taken(name: str, data: st.DataObject, as_checkpoint: AsCheckpoint) -> None:
-    for proxy, answer in answers(data, name, as_checkpoint):
-        made, body, keep = answer.made, answer.body, proxy.policy.keep
-        if made is None or not made.gone:
-            continue
-        taken = set(made.gone) - (answer.earlier.gone if answer.earlier else set())
-        before = applied(answer.messages, answer.earlier)
-        newest = before[len(before) - keep.messages :] if keep.messages else ()
-        said = [index for index, each in enumerate(body) if each.role == "assistant"]
-        users = {index for index, each in enumerate(body) if each.role == "user" and not each.answers}
-        moves = proxy.policy.frame.request is not None and latest_user(body) == len(body) - 1
-
-        assert not {body[index].name for index in taken} & {each.name for each in newest if each.name}
-        assert not keep.iterations or not taken & set(range(min(said[-keep.iterations :]), len(body)))
-        assert not keep.task or task_index(body) not in taken
-        assert proxy.policy.takes != "runs" or not taken & users
-        assert moves or not taken & set(range(*list(units(body))[-1]))
-
-
-@every_strategy
-@UNHURRIED
-@given(data=st.data())
-def test_spans_are_sorted_and_disjoint_and_stand_on_the_edges_of_units(
-    name: str, data: st.DataObject, as_checkpoint: AsCheckpoint
-) -> None:
-    for _, answer in answers(data, name, as_checkpoint):
-        checkpoint = answer.checkpoint
-        if checkpoint is None:
-            continue
-        edges = {edge for unit in units(answer.body) for edge in unit}
-        flat = [edge for span in checkpoint.spans for edge in span]
-        removing = [span for span in checkpoint.spans if span.start not in checkpoint.edited]
-
-        assert flat == sorted(flat)
-        assert all(0 <= span.start < span.stop <= checkpoint.length for span in checkpoint.spans)
-        assert edges.issuperset(edge for span in removing for edge in span)
-        assert not checkpoint.edited & checkpoint.gone
-
-
-@every_strategy
-@UNHURRIED
-@given(data=st.data())
-def test_a_round_takes_something_new_speaks_of_no_less_and_numbers_itself(
-    name: str, data: st.DataObject, as_checkpoint: AsCheckpoint
-) -> None:
-    for proxy, answer in answers(data, name, as_checkpoint):
-        made, earlier, checkpoint = answer.made, answer.earlier, answer.checkpoint
-        if made is None or checkpoint is None:
-            continue
-        gone = earlier.gone if earlier else frozenset()
-        groups = [index for group in made.groups for index in group]
-
-        assert checkpoint.length >= (earlier.length if earlier else 0)
-        assert checkpoint.gone >= gone
-        assert groups == sorted(set(groups))
-        assert (checkpoint.gone - gone <= set(groups)) or proxy.policy.summary is None
-        assert checkpoint.gone > gone or checkpoint.edited > (earlier.edited if earlier else frozenset())
-        assert made.round == (earlier.round if earlier else 0) + (1 if made.gone else 0)
-        assert deepest(proxy.stored, answer.body) == checkpoint
-
-
-@every_strategy
-@UNHURRIED
-@given(data=st.data())
-def test_what_an_earlier_round_wrote_stays_byte_for_byte_where_it_is_frozen(
-    name: str, data: st.DataObject, as_checkpoint: AsCheckpoint
-) -> None:
-    for proxy, answer in answers(data, name, as_checkpoint):
-        made, earlier, checkpoint = answer.made, answer.earlier, answer.checkpoint
-        if made is None or earlier is None or checkpoint is None:
-            continue
-        outside = earlier.edited - checkpoint.gone
-        written = [
-            each.raw for span, put in earlier.pieces if span.start not in earlier.edited for each in put
-        ]
-        frozen = {"leave": written, "freeze": raws(chain_records(earlier))[: made.frozen], "integrate": []}
-        now = raws(answer.effective)
-
-        assert [each for each in now if each in set(written)] == (
-            written if not made.gone else frozen[proxy.policy.earlier]
+def the_latest_user_message_is_there_word_for_word(proxy: Proxy, answer: Answer) -> None:
+    latest = latest_user(answer.body)
+    if latest is None:
+        return
+    message = answer.body[latest]
+    carried = answer.checkpoint is not None and answer.checkpoint.carried == latest
+    if not carried:
+        assert repair(answer.effective).count(message) == 1
+    else:
+        assert proxy.policy.name == "full"
+        assert message not in answer.effective
+        assert any(
+            each.text.endswith(f"\n\n{proxy.policy.frame.request}{message.text}") for each in answer.effective
         )
-        assert checkpoint.edited >= outside
-        assert all(checkpoint.edits[index].raw == earlier.edits[index].raw for index in outside)
-        assert chain_records(checkpoint)[: made.frozen] == chain_records(earlier)[: made.frozen]
+
+
+def what_was_to_stay_is_never_taken(proxy: Proxy, answer: Answer) -> None:
+    made, body, keep = answer.made, answer.body, proxy.policy.keep
+    if made is None or not made.gone:
+        return
+    taken = set(made.gone) - (answer.earlier.gone if answer.earlier else set())
+    before = applied(answer.messages, answer.earlier)
+    newest = before[len(before) - keep.messages :] if keep.messages else ()
+    said = [index for index, each in enumerate(body) if each.role == "assistant"]
+    users = {index for index, each in enumerate(body) if each.role == "user" and not each.answers}
+    moves = proxy.policy.frame.request is not None and latest_user(body) == len(body) - 1
+
+    assert not {body[index].name for index in taken} & {each.name for each in newest if each.name}
+    assert not keep.iterations or not taken & set(range(min(said[-keep.iterations :]), len(body)))
+    assert not keep.task or task_index(body) not in taken
+    assert proxy.policy.takes != "runs" or not taken & users
+    assert moves or not taken & set(range(*list(units(body))[-1]))
+
+
+def spans_are_sorted_and_disjoint_and_stand_on_the_edges_of_units(_: Proxy, answer: Answer) -> None:
+    checkpoint = answer.checkpoint
+    if checkpoint is None:
+        return
+    edges = {edge for unit in units(answer.body) for edge in unit}
+    flat = [edge for span in checkpoint.spans for edge in span]
+    removing = [span for span in checkpoint.spans if span.start not in checkpoint.edited]
+
+    assert flat == sorted(flat)
+    assert all(0 <= span.start < span.stop <= checkpoint.length for span in checkpoint.spans)
+    assert edges.issuperset(edge for span in removing for edge in span)
+    assert not checkpoint.edited & checkpoint.gone
+
+
+def a_round_takes_something_new_speaks_of_no_less_and_numbers_itself(proxy: Proxy, answer: Answer) -> None:
+    made, earlier, checkpoint = answer.made, answer.earlier, answer.checkpoint
+    if made is None or checkpoint is None:
+        return
+    gone = earlier.gone if earlier else frozenset()
+    groups = [index for group in made.groups for index in group]
+
+    assert checkpoint.length >= (earlier.length if earlier else 0)
+    assert checkpoint.gone >= gone
+    assert groups == sorted(set(groups))
+    assert (checkpoint.gone - gone <= set(groups)) or proxy.policy.summary is None
+    assert checkpoint.gone > gone or checkpoint.edited > (earlier.edited if earlier else frozenset())
+    assert made.round == (earlier.round if earlier else 0) + (1 if made.gone else 0)
+    assert deepest(proxy.stored, answer.body) == checkpoint
+
+
+def what_an_earlier_round_wrote_stays_byte_for_byte_where_it_is_frozen(proxy: Proxy, answer: Answer) -> None:
+    made, earlier, checkpoint = answer.made, answer.earlier, answer.checkpoint
+    if made is None or earlier is None or checkpoint is None:
+        return
+    outside = earlier.edited - checkpoint.gone
+    written = [each.raw for span, put in earlier.pieces if span.start not in earlier.edited for each in put]
+    frozen = {"leave": written, "freeze": raws(chain_records(earlier))[: made.frozen], "integrate": []}
+    now = raws(answer.effective)
+
+    assert [each for each in now if each in set(written)] == (
+        written if not made.gone else frozen[proxy.policy.earlier]
+    )
+    assert checkpoint.edited >= outside
+    assert all(checkpoint.edits[index].raw == earlier.edits[index].raw for index in outside)
+    assert chain_records(checkpoint)[: made.frozen] == chain_records(earlier)[: made.frozen]
+
+
+def the_same_request_again_gets_the_same_bytes_and_no_second_round(proxy: Proxy, answer: Answer) -> None:
+    if answer.made is None or answer.checkpoint is None:
+        return
+    same = deepest(proxy.stored, answer.body)
+    again = proxy.planned(answer.messages, same)
+    room = proxy.room(answer.effective)
+    fits = sum(sizes(answer.body, same)) <= room.trigger  # a tail of tokens says nothing where all fits
+
+    assert raws(applied(answer.messages, same)) == raws(answer.effective)
+    assert (
+        again is None
+        or not answer.made.gone
+        or (proxy.policy.takes == "runs" and (proxy.policy.one_run or room.size < room.trigger))
+        or (proxy.policy.name == "anchored" and fits)
+    )
+
+
+def what_stands_before_the_tail_is_frozen_while_the_list_grows(proxy: Proxy, answer: Answer) -> None:
+    new = conversation(proxy.more, 90_000)
+    grown = [*answer.messages, *new]
+    after = applied(grown, answer.checkpoint)
+
+    assert raws(after[: len(answer.effective)]) == raws(answer.effective)
+    assert raws(after[len(answer.effective) :]) == raws(new)
+    assert answer.checkpoint is None or stands(answer.checkpoint, body_of(grown))
+
+
+def a_stored_checkpoint_is_the_same(_: Proxy, answer: Answer) -> None:
+    if answer.checkpoint is None:
+        return
+    stored = from_fields(to_fields(answer.checkpoint))
+
+    assert stored is not None
+    assert raws(applied(answer.messages, stored)) == raws(answer.effective)
+    assert to_fields(stored) == to_fields(answer.checkpoint)
+    assert (stored.gone, stored.edited, stored.rounds) == (
+        answer.checkpoint.gone,
+        answer.checkpoint.edited,
+        answer.checkpoint.rounds,
+    )
+
+
+def a_checkpoint_stands_for_no_list_with_what_it_speaks_of_changed(proxy: Proxy, answer: Answer) -> None:
+    checkpoint, body = answer.checkpoint, answer.body
+    if checkpoint is None:
+        return
+    at = proxy.at * checkpoint.length // 256
+    changed = digested(replace(body[at], text=body[at].text + "!" * 300))  # no result is so long
+
+    assert stands(checkpoint, body)
+    assert not stands(checkpoint, [*body[:at], changed, *body[at + 1 :]])
+    assert not stands(checkpoint, [*body[:at], *body[at + 1 :]])
+    assert not stands(checkpoint, body[: checkpoint.length - 1])
+
+
+ALWAYS = (
+    calls_are_paired_and_what_may_not_change_has_not,
+    the_latest_user_message_is_there_word_for_word,
+    what_was_to_stay_is_never_taken,
+    spans_are_sorted_and_disjoint_and_stand_on_the_edges_of_units,
+    a_round_takes_something_new_speaks_of_no_less_and_numbers_itself,
+    what_an_earlier_round_wrote_stays_byte_for_byte_where_it_is_frozen,
+    the_same_request_again_gets_the_same_bytes_and_no_second_round,
+    what_stands_before_the_tail_is_frozen_while_the_list_grows,
+    a_stored_checkpoint_is_the_same,
+    a_checkpoint_stands_for_no_list_with_what_it_speaks_of_changed,
+)
 
 
 @every_strategy
 @UNHURRIED
 @given(data=st.data())
-def test_the_same_request_again_gets_the_same_bytes_and_no_second_round(
-    name: str, data: st.DataObject, as_checkpoint: AsCheckpoint
-) -> None:
+def test_every_answer_is_as_it_should_be(name: str, data: st.DataObject, as_checkpoint: AsCheckpoint) -> None:
     for proxy, answer in answers(data, name, as_checkpoint):
-        if answer.made is None or answer.checkpoint is None:
-            continue
-        same = deepest(proxy.stored, answer.body)
-        again = proxy.planned(answer.messages, same)
-        room = proxy.room(answer.effective)
-        fits = sum(sizes(answer.body, same)) <= room.trigger  # a tail of tokens says nothing where all fits
-
-        assert raws(applied(answer.messages, same)) == raws(answer.effective)
-        assert (
-            again is None
-            or not answer.made.gone
-            or (proxy.policy.takes == "runs" and (proxy.policy.one_run or room.size < room.trigger))
-            or (name == "anchored" and fits)
-        )
+        for holds in ALWAYS:
+            holds(proxy, answer)
 
 
 @every_strategy
@@ -427,80 +449,6 @@ def test_the_same_requests_from_the_start_get_the_same_bytes(
     for messages, mask in sent:
         copied = [replace(message) for message in messages]
         assert second.answer(copied, mask=mask) == first.answer(messages, mask=mask)
-
-
-@every_strategy
-@UNHURRIED
-@given(data=st.data(), more=st.binary(min_size=1, max_size=10))
-def test_what_stands_before_the_tail_is_frozen_while_the_list_grows(
-    name: str, data: st.DataObject, more: bytes, as_checkpoint: AsCheckpoint
-) -> None:
-    for _, answer in answers(data, name, as_checkpoint):
-        new = conversation(more, 90_000)
-        grown = [*answer.messages, *new]
-        after = applied(grown, answer.checkpoint)
-
-        assert raws(after[: len(answer.effective)]) == raws(answer.effective)
-        assert raws(after[len(answer.effective) :]) == raws(new)
-        assert answer.checkpoint is None or stands(answer.checkpoint, body_of(grown))
-
-
-@every_strategy
-@UNHURRIED
-@given(data=st.data())
-def test_a_stored_checkpoint_is_the_same(name: str, data: st.DataObject, as_checkpoint: AsCheckpoint) -> None:
-    for _, answer in answers(data, name, as_checkpoint):
-        if answer.checkpoint is None:
-            continue
-        stored = from_fields(to_fields(answer.checkpoint))
-
-        assert stored is not None
-        assert raws(applied(answer.messages, stored)) == raws(answer.effective)
-        assert to_fields(stored) == to_fields(answer.checkpoint)
-        assert (stored.gone, stored.edited, stored.rounds) == (
-            answer.checkpoint.gone,
-            answer.checkpoint.edited,
-            answer.checkpoint.rounds,
-        )
-
-
-@every_strategy
-@UNHURRIED
-@given(data=st.data())
-def test_a_checkpoint_stands_for_no_list_with_what_it_speaks_of_changed(
-    name: str, data: st.DataObject, as_checkpoint: AsCheckpoint
-) -> None:
-    for _, answer in answers(data, name, as_checkpoint):
-        checkpoint, body = answer.checkpoint, answer.body
-        if checkpoint is None:
-            continue
-        at = data.draw(st.integers(0, checkpoint.length - 1))
-        changed = digested(replace(body[at], text=body[at].text + "!" * 300))  # no result is so long
-
-        assert stands(checkpoint, body)
-        assert not stands(checkpoint, [*body[:at], changed, *body[at + 1 :]])
-        assert not stands(checkpoint, [*body[:at], *body[at + 1 :]])
-        assert not stands(checkpoint, body[: checkpoint.length - 1])
-
-
-@every_strategy
-@UNHURRIED
-@given(data=st.data())
-def test_checkpoints_of_one_list_that_differ_are_kept_in_different_places(
-    name: str, data: st.DataObject, as_checkpoint: AsCheckpoint
-) -> None:
-    places: dict[bytes, tuple[object, ...]] = {}
-    for _, answer in answers(data, name, as_checkpoint):
-        checkpoint = answer.checkpoint
-        if checkpoint is None:
-            continue
-        for variant in ("", "1", f"{checkpoint.length}", "edited-1"):
-            kept = place(bytes(32), exact_digest(answer.body[: checkpoint.length]), checkpoint.spans, variant)
-            what = (checkpoint.exact, checkpoint.spans, variant)
-            if stands(checkpoint, answer.body) and checkpoint.exact == exact_digest(
-                answer.body[: checkpoint.length]
-            ):
-                assert places.setdefault(kept, what) == what
 
 
 # Units, repair, alternation and the ladder

@@ -293,8 +293,8 @@ def test_selective_a_closing_tag_inside_a_summary_is_broken_up() -> None:
 # split, seeds/002
 
 
-def halves(trigger: int, records: int = 0, **fields: int) -> Room:
-    return Room(trigger, trigger // 2, 0, records=records, **fields)
+def halves(trigger: int, records: int = 0) -> Room:
+    return Room(trigger, trigger // 2, 0, records=records)
 
 
 def test_split_compacts_at_95_percent_of_the_window() -> None:
