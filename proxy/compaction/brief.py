@@ -60,6 +60,7 @@ class Brief:
         aligned: The conversation itself, where the call is to continue it; asked of the first route, if that
             is the request's own model.
         spent: What the calls have cost so far; to be read after a failure or a deadline, too.
+        said: What users have said in the whole conversation; with the groups it is what a summary may know.
     """
 
     shape: SummaryShape
@@ -76,6 +77,7 @@ class Brief:
     calls_per_hour: int
     aligned: Aligned | None
     spent: Spent = field(default_factory=Spent, compare=False)
+    said: tuple[Message, ...] = field(default=(), repr=False)
 
     @property
     def account(self) -> Account:

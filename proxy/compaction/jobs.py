@@ -71,6 +71,12 @@ class Job:
         """What is summarised, group by group, without what no longer holds."""
         return tuple(tuple(self._current(index) for index in group) for group in self.plan.groups)
 
+    @property
+    def said(self) -> tuple[Message, ...]:
+        """What users have said and still holds."""
+        users = (k for k, each in enumerate(self.messages) if each.role == "user" and not each.answers)
+        return tuple(self._current(index) for index in users)
+
     def _current(self, index: int) -> Message:
         text = self.messages[index].text
         for statement in self.outdated.get(index, ()):

@@ -78,7 +78,7 @@ class Ordering:
         shape, settings = view.policy.summary, view.ask.settings
         if shape is None or not view.ask.routes:
             return None
-        users = (each.text for each in view.body if each.role == "user" and not each.answers)
+        said = job.said
         aligned = Aligned(view.ask.body, repair(view.effective)) if shape.form == "aligned" else None
         return Brief(
             shape=shape,
@@ -86,12 +86,13 @@ class Ordering:
             groups=job.groups,
             task=task_text(job),
             earlier=(view.earlier.summary,) if view.earlier and view.earlier.summary else (),
-            language=language(users),
+            language=language(each.text for each in said),
             tokens=job.asked,
             routes=view.ask.routes,
             gauge=view.gauge,
             ratio=view.ratio,
             tenant=view.ask.tenant,
             calls_per_hour=settings.summary.calls_per_hour,
+            said=said,
             aligned=aligned,
         )

@@ -242,6 +242,6 @@ async def _together(calls: Iterable[Coroutine[object, object, str]]) -> list[str
 def _verified(brief: Brief, found: tuple[str, ...]) -> tuple[str, ...]:
     """The texts without what their groups do not back."""
     return tuple(
-        verified(text, sources=group, earlier=brief.earlier, language=brief.language)
+        verified(text, sources=(*brief.said, *group), earlier=brief.earlier, language=brief.language)
         for text, group in zip(found, brief.groups, strict=True)
     )
