@@ -90,13 +90,11 @@ def plan(
     if len(effective) <= policy.least_messages:
         return None
     stop = boundary(messages, effective, policy, earlier, room)
-    latest = latest_user(messages)
-    moves = policy.frame.request is not None
-    stay = {latest if not moves else None, task_index(messages) if policy.keep.task else None}
     gone = earlier.gone if earlier else frozenset()
-    taken = sorted((gone | set(range(stop))) - stay)  # what is gone stays gone, even where more is kept now
+    taken = _taken(messages, policy, gone, stop)
     fresh = tuple(index for index in taken if index not in gone)
-    carried = latest if moves and latest in taken else None
+    latest = latest_user(messages)
+    carried = latest if latest in taken else None
     if not fresh or fresh == (carried,):
         return None
     if policy.takes == "runs":
@@ -106,6 +104,13 @@ def plan(
     if policy.earlier == "freeze":
         return _chained(messages, policy, earlier, room, taken)
     return _integrated(stop, earlier, taken, fresh, carried)
+
+
+def _taken(messages: Sequence[Message], policy: Policy, gone: frozenset[int], stop: int) -> list[int]:
+    """What does not stay. What is gone stays gone, even where more is kept now."""
+    latest = latest_user(messages) if policy.frame.request is None else None
+    task = task_index(messages) if policy.keep.task else None
+    return sorted((gone | set(range(stop))) - {latest, task})
 
 
 def gained(messages: Sequence[Message], earlier: Checkpoint | None) -> Gained:

@@ -18,14 +18,13 @@ def render(
     """The effective list: each span replaced by its stand-ins.
 
     Args:
-        messages: The client's whole list. Privileged messages are always the current request's: those before
-            the end of the last span that is gone move up behind the leading ones: all keep their order.
+        messages: The client's whole list. Privileged messages before the end of the last span that is gone
+            move up behind the leading ones; all keep their order.
         spans: What is replaced; they count the non-privileged messages.
         stand_ins: What each span is replaced by.
         edited: Starts of the spans that hold one message that stays where it is, shortened.
     """
-    head: list[Message] = []
-    rest: list[Message] = []
+    head, rest = list[Message](), list[Message]()
     starts = {span.start: k for k, span in enumerate(spans)}
     end = max((span.stop for span in spans if span.start not in edited), default=0)
     index = covered_to = 0
