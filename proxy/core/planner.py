@@ -83,9 +83,7 @@ def plan(
     Args:
         messages: The client's non-privileged messages.
         effective: The whole effective list, privileged messages and stand-ins included.
-        policy: The strategy.
         earlier: The checkpoint that has been applied, if any.
-        room: How large things are.
     """
     if len(effective) <= policy.least_messages:
         return None
@@ -93,8 +91,7 @@ def plan(
     gone = earlier.gone if earlier else frozenset()
     taken = _taken(messages, policy, gone, stop)
     fresh = tuple(index for index in taken if index not in gone)
-    latest = latest_user(messages)
-    carried = latest if latest in taken else None
+    carried = latest if (latest := latest_user(messages)) in taken else None
     if not fresh or fresh == (carried,):
         return None
     if policy.takes == "runs":
