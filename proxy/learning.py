@@ -67,6 +67,7 @@ class Learning:
         self._looking: set[asyncio.Task[None]] = set()
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._last: OrderedDict[tuple[str, str | bytes], Answered] = OrderedDict()
+        self._most: dict[str, int] = {}  # the largest count of each model
 
     async def of(self, tenant: str, origin: str, model: str) -> Learned:
         """What is known of a model. The store is waited for once in the life of the process."""
@@ -137,7 +138,9 @@ class Learning:
         known = await self.of(tenant, origin, model)
         key = model_key(tenant, origin, model)
         last = self._follow(key, thread, answer)
-        verdict = judged(answer, last, known.calibration)
+        most = self._most.get(key, 0)
+        self._most[key] = max(most, answer.prompt)
+        verdict = judged(answer, last, known.calibration, most)
         if verdict == "truncated" and answer.prompt not in echoed():
             if known.window is None or answer.prompt < known.window:
                 counts = {"tokens_estimated": answer.estimate, "tokens_counted": answer.prompt}
@@ -231,6 +234,7 @@ class Learning:
             oldest = next(iter(self._known))
             del self._known[oldest]
             self._kept.pop(oldest, None)
+            self._most.pop(oldest, None)
             self._looked.pop(oldest, None)
         self._known[key] = learned
 

@@ -16,6 +16,8 @@ READ_SHARE = 0.6
 GROWN = 1.1
 # Share of what was added that a count must show to be believed.
 FOLLOWED_SHARE = 0.5
+# An upstream that has read more than this many times a count has not cut at that count.
+MOST_BEYOND = 2
 # No one runs a model with a window so small that a smaller request, in tokens, would be cut.
 LEAST_SIZE_TOKENS = 2_000
 TRUSTED_AFTER = 3  # observations
@@ -42,13 +44,14 @@ class Answered:
     guessed: bool = False
 
 
-def judged(now: Answered, last: Answered | None, calibration: Calibration) -> Verdict:
+def judged(now: Answered, last: Answered | None, calibration: Calibration, most: int = 0) -> Verdict:
     """Whether the upstream read all of a request. From a doubtful answer nothing should be learned.
 
     Args:
         now: The request.
         last: The one before in the same conversation, to the same model; None if it is not known.
         calibration: Of the model, before this answer.
+        most: The largest count of any request to it so far, in tokens; 0 if none is known.
     """
     size = calibration.size(now.estimate)
     if size < LEAST_SIZE_TOKENS or now.prompt < MIN_USAGE_TOKENS:
@@ -59,7 +62,8 @@ def judged(now: Answered, last: Answered | None, calibration: Calibration) -> Ve
     low = now.prompt + now.cached < READ_SHARE * size
     if not low or now.guessed or (last is not None and _follows(now, last)):
         return "whole"
-    return "truncated" if calibration.observations >= TRUSTED_AFTER else "doubtful"
+    known = calibration.observations >= TRUSTED_AFTER and most <= MOST_BEYOND * now.prompt
+    return "truncated" if known else "doubtful"
 
 
 def _follows(now: Answered, last: Answered) -> bool:

@@ -55,6 +55,13 @@ def test_a_conversation_that_outgrows_an_upstream_in_silence_is_noticed_by_its_s
     assert verdicts[cut + 1] == "truncated"
 
 
+@pytest.mark.parametrize(
+    ("most", "verdict"), [(4_800, "truncated"), (4_801, "doubtful"), (16_000, "doubtful")]
+)
+def test_an_upstream_that_has_read_far_more_does_not_cut_at_less(most: int, verdict: Verdict) -> None:
+    assert judged(Answered(5_324, 2_400), None, TRUSTED, most) == verdict
+
+
 def test_a_conversation_that_fits_is_never_taken_for_cut() -> None:
     for ratio in (0.62, 0.8, 1.0, 1.4, 2.0):
         last = None
