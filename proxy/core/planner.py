@@ -80,10 +80,8 @@ def plan(
 ) -> Plan | None:
     """The round that the policy would make now, or None if there is nothing to take.
 
-    Args:
-        messages: The client's non-privileged messages.
-        effective: The whole effective list, privileged messages and stand-ins included.
-        earlier: The checkpoint that has been applied, if any.
+    `messages` are the client's non-privileged ones, `effective` is the whole effective list, privileged
+    messages and stand-ins included, and `earlier` the checkpoint that has been applied for it.
     """
     if len(effective) <= policy.least_messages:
         return None
