@@ -13,7 +13,7 @@ import structlog
 from proxy.compaction.cutting import cut, sized
 from proxy.compaction.fitting import Ask, Fit, Mode, Report, Status
 from proxy.compaction.policies import policy_for
-from proxy.compaction.replacing import NOTHING_TO_TAKE, Replacing
+from proxy.compaction.replacing import QUIET, Replacing
 from proxy.compaction.view import View, Viewer
 from proxy.core.message import Message
 from proxy.core.places import place_of
@@ -159,18 +159,17 @@ class Compactor:
         tokens_due = view.size(view.effective)
         if due is not None:
             try:
-                view = await self._replacing.compacted(view, due)
+                view, reason = await self._replacing.compacted(view, due)
                 status = Status.APPLIED
             except SummaryFailed as failed:
                 reason = failed.reason
-                quiet = reason in {NOTHING_TO_TAKE, "paused"}
-                status = status if quiet else Status.FAILED_OPEN
+                status = status if reason in QUIET else Status.FAILED_OPEN
         settled = await self._settled(view)
-        if settled.changed and status in {Status.NONE, Status.FAILED_OPEN}:
+        if settled.changed and not settled.whole and status in {Status.NONE, Status.FAILED_OPEN}:
             status = Status.APPLIED
         if not settled.fits and view.automatic:
             status = Status.OVER_LIMIT
-        ahead = due is None and view.soft()
+        ahead = due is None and view.root is not None and bool(view.ask.routes) and view.soft()
         if ahead and status is Status.NONE:
             status = Status.SCHEDULED
         fit = self._written(view, settled, status, reason)

@@ -41,10 +41,8 @@ class Ordering:
         ask, plan = view.ask, draft.plan
         root = view.root or b""
         last = view.prefixes[plan.length - 1]
-        edited = frozenset(fill.at for fill in plan.fills if fill.kind in {"mask", "cap"})
-        known = {k for k in (view.earlier.edited if view.earlier else ()) if k not in plan.gone}
         exact = exact_digest(view.body[: plan.length])
-        place = place_to_be(plan, view.prefixes, exact, extract=False, edited=edited | known)
+        place = place_to_be(plan, view.earlier, view.prefixes, exact, extract=False)
         [key] = checkpoint_keys(ask.tenant, root, view.policy.name, [place])
         job = Job(
             plan=plan,
@@ -85,7 +83,7 @@ class Ordering:
             instructions=self._instructions(settings, view.policy),
             groups=job.groups,
             task=task_text(job),
-            earlier=(view.earlier.summary,) if view.earlier and view.earlier.summary else (),
+            earlier=_earlier(view, job),
             language=language(each.text for each in said),
             tokens=job.asked,
             routes=view.ask.routes,
@@ -96,3 +94,9 @@ class Ordering:
             said=said,
             aligned=aligned,
         )
+
+
+def _earlier(view: View, job: Job) -> tuple[str, ...]:
+    """Texts of earlier rounds that the model reads; a chain that is written anew is made of the originals."""
+    anew = view.policy.earlier == "freeze" and not job.plan.frozen
+    return () if anew or view.earlier is None or not view.earlier.summary else (view.earlier.summary,)

@@ -30,12 +30,14 @@ class Draft:
     Attributes:
         plan: What is replaced.
         asked: Size of the summary, in tokens; 0 where there is none.
+        pays: Whether enough can be won to be worth a summary.
         ledger: What the user said and what was observed, for a chain of records; else empty.
         outdated: What the user said and no longer holds, by index of the message: no model shall see it.
     """
 
     plan: Plan
     asked: int
+    pays: bool = True
     ledger: str = ""
     outdated: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
@@ -59,7 +61,7 @@ async def drafted(view: View, reading: Reading, *, small: bool = False) -> Draft
 def capped(view: View) -> Plan | None:
     """What to shorten at first sight: huge tool results that nobody has answered yet, and a huge task."""
     layout = view.policy.layout
-    if layout is None or not view.body or not view.automatic:
+    if layout is None or not view.body or not view.automatic or view.held_back:
         return None
     last = list(units(view.body))[-1]
     known = view.earlier.edited if view.earlier else frozenset()
@@ -95,10 +97,13 @@ async def _anchored(view: View, room: Room, reading: Reading, *, small: bool) ->
     asked = _asked(view, removed)
     records = told + asked + FRAME_TOKENS + sum(each.tokens for each in kept)
     made = plan(view.body, view.effective, view.policy, view.earlier, replace(room, records=records))
-    if made is None or not (small or _pays(view, made, asked, room)):
+    if made is None:
+        return None
+    pays = _pays(view, made, asked, room)
+    if not (small or pays):
         return None
     text = await ledger_text(view, frozenset(made.gone))
-    return Draft(_with_task(view, made, room), asked, text, old.texts)
+    return Draft(_with_task(view, made, room), asked, pays, text, old.texts)
 
 
 def _asked(view: View, removed: int) -> int:

@@ -15,6 +15,7 @@ from proxy.compaction.rounds import Rounds
 from proxy.compaction.view import View, Viewer
 from proxy.core.checkpoint import EXTRACT, Checkpoint, exact_digest
 from proxy.core.keys import checkpoint_keys
+from proxy.core.message import latest_user
 from proxy.core.places import place_of, place_to_be
 from proxy.errors import SummaryFailed
 from proxy.reading import Reading
@@ -26,6 +27,13 @@ PATIENCE_SHARE = 0.25
 # A round that was made ahead of need is put in force if it brings the request down to this share of T.
 READY_SHARE = 0.75
 NOTHING_TO_TAKE = "nothing-to-take"
+# Nearly all of the request is what no round removes.
+IRREDUCIBLE = "irreducible"
+# Rounds have done no good lately.
+PAUSED = "paused"
+# Reasons for leaving a request as it is that are no failures.
+QUIET = frozenset({NOTHING_TO_TAKE, IRREDUCIBLE, PAUSED})
+# What must be done whatever it wins. Only `force` asks a summary model where that is little.
 FORCED = frozenset({"force", "overflow", "limit"})
 
 
@@ -66,43 +74,55 @@ class Replacing:
         if plan is None or view.root is None:
             return view
         job = self._ordering.job(view, Draft(plan, 0), "huge")
-        return view.with_checkpoint(await self._rounds.make(job, job.timeout_s, finish=True))
+        try:
+            return view.with_checkpoint(await self._rounds.make(job, job.timeout_s, finish=True))
+        except SummaryFailed:  # it would be no shorter
+            return view
 
-    async def compacted(self, view: View, due: str) -> View:
-        """The view with a new round in force.
+    async def compacted(self, view: View, due: str) -> tuple[View, str | None]:
+        """The view with a new round in force; if no model wrote its summary, why.
 
         Raises:
             SummaryFailed: There is nothing to take, or no summary.
         """
-        root, ask = view.root, view.ask
-        if root is None:
-            raise SummaryFailed(NOTHING_TO_TAKE)
-        if due not in FORCED and self._effects.paused(ask.tenant, root, view.size(view.effective)):
-            raise SummaryFailed("paused")
-        checkpoint = None if due == "force" else await self._ready(view)
+        ask = view.ask
         try:
-            checkpoint = checkpoint or await self._made(await self._improved(view), due)
+            checkpoint, reason = await self._round(view, due)
         except SummaryFailed as failed:
-            if failed.reason == NOTHING_TO_TAKE and view.wishes.compact and view.conversation:
+            if failed.reason in QUIET and view.wishes.compact and view.conversation:
                 await self._wishes.compacted(ask.tenant, view.conversation)
             raise
         if view.wishes != NO_WISHES:
             named = view.conversation or checkpoint.conversation
             await self._wishes.compacted(ask.tenant, named, place_of(checkpoint, view.prefixes))
-        return view.with_checkpoint(checkpoint)
+        return view.with_checkpoint(checkpoint), reason
 
     async def prepare(self, view: View) -> None:
         """Begin a round that will soon be due, unless there is one or nothing would be won."""
         if view.root is None or not view.ask.routes or await self._viewer.staged(view) is not None:
             return
-        if self._effects.paused(view.ask.tenant, view.root, view.size(view.effective)):
+        if self._paused(view):
             return
+        view = await self._improved(view)
         draft = await drafted(view, self._reading)
-        if draft is None:
+        if draft is None or not draft.plan.groups:  # masks need no preparation
             return
         job = self._ordering.job(view, draft, "soft")
         if self._rounds.pending(job.key) is None:
             self._rounds.begin(job)
+
+    def _paused(self, view: View) -> bool:
+        root = view.root
+        return root is not None and self._effects.paused(view.ask.tenant, root, view.size(view.effective))
+
+    async def _round(self, view: View, due: str) -> tuple[Checkpoint, str | None]:
+        """A round that is ready, or one made now."""
+        if view.root is None:
+            raise SummaryFailed(NOTHING_TO_TAKE)
+        if due not in FORCED and self._paused(view):
+            raise SummaryFailed(PAUSED)
+        ready = None if due == "force" else await self._ready(view)
+        return (ready, None) if ready else await self._made(await self._improved(view), due)
 
     async def _ready(self, view: View) -> Checkpoint | None:
         """A round that was made ahead of need and does what is needed now, put in force."""
@@ -135,32 +155,46 @@ class Replacing:
         late = await self._viewer.staged(view, late=True)
         return view.with_checkpoint(_with_edits(late, view.earlier)) if late else view
 
-    async def _made(self, view: View, due: str) -> Checkpoint:
-        """A round made now: with the summary if it comes in time, else without."""
+    async def _made(self, view: View, due: str) -> tuple[Checkpoint, str | None]:
+        """A round made now: with the summary if it comes in time, else without, and why."""
         draft = await drafted(view, self._reading, small=due in FORCED)
         if draft is None:
-            raise SummaryFailed(NOTHING_TO_TAKE)
+            raise SummaryFailed(IRREDUCIBLE if view.irreducible else NOTHING_TO_TAKE)
         job = self._ordering.job(view, draft, due)
-        job = job if due == "force" else self._joined(view, job)
-        finish = view.ask.settings.compaction.on_disconnect == "finish"
         if not job.plan.groups:
-            return await self._rounds.make(job, job.timeout_s, finish=finish)
+            return await self._rounds.make(job, job.timeout_s, finish=True), None
+        job = job if due == "force" else self._joined(view, job)
         try:
-            made = await self._rounds.make(job, self._wait_s(view), finish=finish)
+            made = await self._summarised(view, job, self._unasked(view, draft, due))
         except SummaryFailed as failed:
             if view.policy.layout is None and not view.over(view.effective):
                 raise
-            return await self._without_model(view, job, failed)
-        return await self._installed(view, _with_edits(made, view.earlier)) if job.staged else made
+            return await self._without_model(view, job, failed), failed.reason
+        return (await self._installed(view, _with_edits(made, view.earlier)) if job.staged else made), None
+
+    def _unasked(self, view: View, draft: Draft, due: str) -> str | None:
+        """Why no summary model is asked; None if one is."""
+        if due == "force":
+            return None
+        if self._paused(view):
+            return PAUSED
+        return None if draft.pays else IRREDUCIBLE
+
+    async def _summarised(self, view: View, job: Job, unasked: str | None) -> Checkpoint:
+        """The round with a summary.
+
+        Raises:
+            SummaryFailed: There is none, or it does not come in time.
+        """
+        if unasked is not None or job.brief is None:
+            raise SummaryFailed(unasked or "no-summary-model")
+        finish = view.ask.settings.compaction.on_disconnect == "finish"
+        return await self._rounds.make(job, self._wait_s(view), finish=finish)
 
     def _joined(self, view: View, job: Job) -> Job:
-        """The job that is under way for this conversation already, if it leads further; else this one."""
+        """The job that is under way for this conversation already, if it serves this one; else the job."""
         pending = self._rounds.pending(job.key)
-        if pending is None or not pending.staged:
-            return job
-        done = view.earlier.length if view.earlier else 0
-        same = view.prefixes[: pending.plan.length] == pending.prefixes[: pending.plan.length]
-        return pending if same and done < pending.plan.length <= len(view.body) else job
+        return pending if pending is not None and pending.staged and _serves(pending, view) else job
 
     async def _without_model(self, view: View, job: Job, failed: SummaryFailed) -> Checkpoint:
         """The round with a text that no model wrote, and with what the user said."""
@@ -168,19 +202,30 @@ class Replacing:
             gone = frozenset(job.plan.gone)
             job = replace(job, ledger=await ledger_text(view, gone))
         exact = exact_digest(job.messages[: job.plan.length])
-        edited = frozenset(fill.at for fill in job.plan.fills if fill.kind in {"mask", "cap"})
-        known = view.earlier.edited if view.earlier else frozenset()
-        place = place_to_be(job.plan, job.prefixes, exact, extract=True, edited=edited | known)
+        place = place_to_be(job.plan, job.earlier, job.prefixes, exact, extract=True)
         [key] = checkpoint_keys(job.tenant, job.root, job.policy.name, [place])
-        reason = f"{job.reason},{failed.reason}"
-        plain = replace(job.deterministic(key, place), reason=reason)
-        return await self._rounds.make(plain, plain.timeout_s, finish=True)
+        plain = replace(job.deterministic(key, place), reason=f"{job.reason},{failed.reason}")
+        try:
+            made = await self._rounds.make(plain, plain.timeout_s, finish=True)
+        except SummaryFailed as longer:
+            raise SummaryFailed(NOTHING_TO_TAKE if longer.reason == "longer" else longer.reason) from longer
+        edited = _with_edits(made, view.earlier)
+        return made if edited is made else await self._installed(view, edited)
 
     def _wait_s(self, view: View) -> float:
         """Seconds that a request waits for a summary."""
         settings, patience_s = view.ask.settings, view.ask.patience_s
-        wait_s = view.policy.max_block_s or settings.summary.timeout_s
+        most_s = view.policy.max_block_s
+        wait_s = settings.summary.timeout_s if most_s is None else most_s
         return wait_s if patience_s is None else min(wait_s, patience_s * PATIENCE_SHARE)
+
+
+def _serves(pending: Job, view: View) -> bool:
+    """Whether a round that is being made leads further for this request, and will stand for it."""
+    length = pending.plan.length
+    done = view.earlier.length if view.earlier else 0
+    same = [each.digest for each in view.body[:length]] == [each.digest for each in pending.messages[:length]]
+    return done < length and same and latest_user(view.body) not in pending.plan.gone
 
 
 def _with_edits(ready: Checkpoint, earlier: Checkpoint | None) -> Checkpoint:

@@ -54,6 +54,11 @@ class Rounds:
         self._resting: dict[str, tuple[float, str]] = {}
         self._telling: set[asyncio.Task[bool]] = set()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a round is under way."""
+        return bool(self._running)
+
     async def make(self, job: Job, wait_s: float, *, finish: bool) -> Checkpoint:
         """The round, made now or by whoever is at it already.
 
@@ -127,7 +132,7 @@ class Rounds:
         def ended(task: asyncio.Task[Checkpoint]) -> None:
             del self._running[job.key]
             failed = None if task.cancelled() else task.exception()
-            if failed is not None:
+            if failed is not None and not (job.brief is None and isinstance(failed, SummaryFailed)):
                 self._rest(job, failed)
 
         task.add_done_callback(ended)

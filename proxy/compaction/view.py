@@ -28,6 +28,8 @@ from proxy.storage.records import Records
 from proxy.wishes import NONE as NO_WISHES
 from proxy.wishes import Wishes, Wishing
 
+# What no round removes leaves nothing worth a round where it passes this share of T.
+FLOOR_SHARE = 0.80
 # After each overflow the request is made to fit in this share of its limit: the estimate was wrong.
 TIGHT_SHARE = 0.85
 # What matters is cut only where the estimate is over the window by more than it may be wrong; if it was right
@@ -107,22 +109,25 @@ class View:
         return self.ask.conversation or (self.earlier.conversation if self.earlier else None)
 
     @property
+    def fixed(self) -> int:
+        """Counted tokens of what no round removes."""
+        latest = latest_user(self.body)
+        task = task_index(self.body) if self.policy.keep.task else None
+        stay = {index for index in (latest, task) if index is not None}
+        privileged = [each for each in self.messages if each.privileged]
+        return self.counted([*privileged, *(self.body[index] for index in stay)])
+
+    @property
     def room(self) -> Room:
         """How large things are for the planner: counted, because the messages are."""
         size = self.counted(self.effective)
         scale = size / max(1, self.size(self.effective))
         target = self.policy.target.of(self.marks.trigger) if self.policy.target else None
-        latest = latest_user(self.body)
-        task = task_index(self.body) if self.policy.keep.task else None
-        stay = {index for index in (latest, task) if index is not None}
-        fixed = sum(self.body[index].tokens for index in stay) + self.counted(
-            [each for each in self.messages if each.privileged]
-        )
         return Room(
             trigger=int(self.marks.trigger * scale),
             target=None if target is None else int(target * scale),
             size=size,
-            fixed=fixed if self.policy.layout else 0,
+            fixed=self.fixed if self.policy.layout else 0,
         )
 
     @property
@@ -158,12 +163,22 @@ class View:
         """Whether a request with these messages will not fit, as far as we can tell."""
         return self.size(messages) > max(self.budget.limit, self.most)
 
+    @property
+    def held_back(self) -> bool:
+        """Whether nothing is to be done by itself, because a round was undone; not for ever (hard mark)."""
+        return self.wishes.suppressed and self.size(self.effective) < self.marks.hard
+
+    @property
+    def irreducible(self) -> bool:
+        """Whether there is hardly anything but what no round removes."""
+        return self.fixed > FLOOR_SHARE * self.room.trigger
+
     def due(self) -> str | None:
         """What makes a round due now, or None."""
         size = self.size(self.effective)
         if self.automatic and self.over(self.effective):
             return "limit"
-        if self.wishes.suppressed and size < self.marks.hard:  # it has been undone
+        if self.held_back:
             return None
         row = fired(self.rows, size, gained(self.body, self.earlier), self.budget)
         if row is None:
@@ -173,7 +188,7 @@ class View:
     def soft(self) -> bool:
         """Whether it is time to work ahead of need."""
         mark = self.marks.soft
-        return mark is not None and not self.wishes.suppressed and self.size(self.effective) >= mark
+        return mark is not None and not self.held_back and self.size(self.effective) >= mark
 
     def footing(self) -> Footing | None:
         """What the effective list stands on."""

@@ -28,11 +28,21 @@ def place_of(checkpoint: Checkpoint | None, prefixes: Sequence[bytes]) -> bytes:
     return place(prefixes[checkpoint.length - 1], checkpoint.exact, checkpoint.spans, found)
 
 
+def edited_by(plan: Plan, earlier: Checkpoint | None) -> frozenset[int]:
+    """Indices of the messages that a plan shortens where they stand, or leaves as they were shortened."""
+    known = earlier.edited if earlier else frozenset()
+    return frozenset(
+        span.start
+        for span, fill in zip(plan.spans, plan.fills, strict=True)
+        if fill.kind in {"mask", "cap"} or (fill.kind == "before" and span.start in known)
+    )
+
+
 def place_to_be(
-    plan: Plan, prefixes: Sequence[bytes], exact: bytes, *, extract: bool, edited: Collection[int]
+    plan: Plan, earlier: Checkpoint | None, prefixes: Sequence[bytes], exact: bytes, *, extract: bool
 ) -> bytes:
-    """The place of the checkpoint that a plan will become."""
+    """The place of the checkpoint that a plan behind an earlier round will become."""
     chained = any(fill.kind == "records" for fill in plan.fills)
     rounds = plan.frozen + (1 if chained else 0)
-    found = variant(extract=extract, rounds=rounds, edited=edited)
+    found = variant(extract=extract, rounds=rounds, edited=edited_by(plan, earlier))
     return place(prefixes[plan.length - 1], exact, plan.spans, found)
