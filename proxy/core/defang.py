@@ -28,15 +28,20 @@ _FENCE = re.compile(
     re.IGNORECASE,
 )
 _FRAME = re.compile(
-    r"\[(?=(?:previous conversation summary|end of (?:the )?(?:summary|record)|"
-    r"record \d+ of the earlier|summary of the earlier))"
+    r"\[(?=previous\s{1,8}conversation\s{1,8}summary|"
+    r"end\s{1,8}of\s{1,8}(?:the\s{1,8})?(?:summary|record|what\s{1,8}was\s{1,8}carried)|"
+    r"record\s{1,8}\d{1,9}\s{1,8}of\s{1,8}the\s{1,8}earlier|summary\s{1,8}of\s{1,8}the\s{1,8}earlier|"
+    r"carried\s{1,8}over\s{1,8}from\s{1,8}the\s{1,8}earlier)"
     r"|<(?=(?:/\s*)?summary\s*>)",
     re.IGNORECASE,
 )
-# Lines that would read as a message of the transcript, the mark of a run, or a heading that is ours.
+# Lines that would read as a message of the transcript, the mark of a run, or a heading that is ours; those of
+# the ledger and of the last request in whatever emphasis.
 _LINE = re.compile(
     r"^(?=\[\d+\] [A-Z]+(?: \([^)\n]*\))?:|={2,}[ \t]*RUN\b|#{1,6}[ \t]+(?:session summary|previous summary|"
-    r"original (?:user )?task|messages to summarize|runs to summarize|size and language)\b)",
+    r"original (?:user )?task|messages to summarize|runs to summarize|size and language)\b|"
+    r"[#>*_ \t-]{0,12}(?:rules of the user|(?:open requests|decisions and preferences|told by the user|"
+    r"also said by the user|observed in tool output|last request from user)\b[^\n:]{0,60}:))",
     re.IGNORECASE | re.MULTILINE,
 )
 
@@ -51,11 +56,15 @@ def unmarked(text: str) -> str:
     return _TEMPLATE.sub(lambda found: f"{found[0]} ", text)
 
 
+def unframed(text: str) -> str:
+    """The text with what could end a frame of ours, or read as a line of ours, broken up by a character."""
+    return _LINE.sub(r"\\", _FRAME.sub(lambda found: f"{found[0]} ", text))
+
+
 def defanged(text: str) -> str:
     """A message's text, or an earlier summary, as it may stand inside a fence.
 
     It holds no mark of a chat template, nothing that looks like a fence or a frame of ours, no line that
     reads as another message, and no unseen character. Doing it twice changes nothing more.
     """
-    broken = _FENCE.sub("< ", unmarked(visible(text)))
-    return _LINE.sub(r"\\", _FRAME.sub(lambda found: f"{found[0]} ", broken))
+    return unframed(_FENCE.sub("< ", unmarked(visible(text))))

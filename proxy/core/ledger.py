@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from proxy.core import cues
 from proxy.core.cues import Kind
 from proxy.core.facts import Observed, observed
-from proxy.core.ledger_text import Entry, Ledger, Remark, rendered
+from proxy.core.ledger_text import Entry, Ledger, Remark, flat, rendered
 from proxy.core.message import Message
 from proxy.core.statements import Statement, folded, statements
 from proxy.core.supersession import remainder, supersedes
@@ -174,7 +174,7 @@ def outdated(messages: Sequence[Message]) -> Outdated:
 
 def rules(ledger: Ledger) -> tuple[str, ...]:
     """The texts of rules and pins as they are rendered, in one line; each has to be in what is forwarded."""
-    return tuple(" ".join(entry.text.split()) for entry in ledger.entries if entry.kind is Kind.RULE)
+    return tuple(flat(entry.text) for entry in ledger.entries if entry.kind is Kind.RULE)
 
 
 def _decides(message: Message) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from proxy.core.cues import Kind
+from proxy.core.defang import defanged, unframed
 from proxy.core.facts import Observed
 
 # Requests, which may be many, leave the rest of the budget to what the user decided, prefers and told.
@@ -89,12 +90,13 @@ class _Page:
         )
 
 
-def _flat(text: str) -> str:
-    return " ".join(text.split())
+def flat(text: str) -> str:
+    """What a user said, as it is rendered: on one line, and unable to end the record that it stands in."""
+    return unframed(" ".join(text.split()))
 
 
 def _line(text: str, origin: str) -> str:
-    return f"- {_flat(text)} [{origin}]" if origin else f"- {_flat(text)}"
+    return f"- {flat(text)} [{origin}]" if origin else f"- {flat(text)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ def _rank(fact: Observed) -> int:
 def _observations(page: _Page, facts: Sequence[Observed]) -> None:
     numbered = sorted(enumerate(facts), key=lambda item: (_rank(item[1]), -item[0]))
     for number, fact in numbered:
-        line = f"- {fact.kind}: {_shown(fact)}"
+        line = f"- {fact.kind}: {flat(defanged(_shown(fact)))}"
         if page.cost(_OBSERVED, line) <= page.room:
             page.put(_OBSERVED, (_rank(fact) // 2, number), line)
 

@@ -46,7 +46,7 @@ def orders(sentence: str) -> bool:
     plain = folded(sentence)
     if _INJECTED.search(plain) or _IMPERATIVE.match(plain) or _ADDRESSED.search(plain):
         return True
-    return cues.RULE.search(plain) is not None and cues.NARRATIVE.search(plain) is None
+    return cues.RULE.search(cues.NARRATIVE.sub(" ", plain)) is not None
 
 
 def _words(text: str) -> frozenset[str]:

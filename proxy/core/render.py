@@ -1,7 +1,9 @@
 """From spans and stand-ins to the list that is forwarded, and the text of a stand-in."""
 
+import re
 from collections.abc import Collection, Sequence
 
+from proxy.core.defang import unframed
 from proxy.core.message import Message, Span
 from proxy.core.policy import Frame
 
@@ -55,8 +57,11 @@ def excerpt(text: str, share: float, handle: str) -> str:
 
 
 def _broken_up(text: str, mark: str) -> str:
-    """The text without the mark that would end it early."""
-    return text.replace(mark, f"{mark[0]} {mark[1:]}") if mark else text
+    """The text without what would end it early, or read as a line of ours."""
+    safe = unframed(text)
+    if not mark:
+        return safe
+    return re.sub(re.escape(mark), lambda found: f"{found[0][0]} {found[0][1:]}", safe, flags=re.IGNORECASE)
 
 
 def stand_in_text(frame: Frame, number: int, summary: str, *, task: str = "", request: str = "") -> str:

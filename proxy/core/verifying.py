@@ -138,12 +138,11 @@ def _kept(text: str, sources: _Sources, said: Sequence[str]) -> str:
     lines = []
     for line in text.splitlines():
         opening, pieces = _pieces(line)
-        if _HEADING.match(line) or not pieces:
-            lines.append(line)
-            continue
+        if _HEADING.match(line):
+            pieces = [line.lstrip("# \t")]
         sound = [each for each in pieces if not _invents(each, sources)]
         sound = [each for each in sound if not orders(each) or backed(each, said)]
-        if len(sound) == len(pieces):
+        if len(sound) == len(pieces):  # so is an empty line
             lines.append(line)
         elif sound:
             lines.append(opening + " ".join(sound))
