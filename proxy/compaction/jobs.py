@@ -29,6 +29,7 @@ class Job:
         earlier: The round before.
         ledger: What the user said and what was observed, for a chain of records.
         outdated: What the user said and no longer holds, by index of the message.
+        pins: What people want to be kept word for word.
         asked: Size of the summary, in tokens.
         brief: What to ask the summary model; None where nothing is asked.
         extract: Whether a text without a model stands for the summary.
@@ -54,6 +55,7 @@ class Job:
     earlier: Checkpoint | None
     ledger: str
     outdated: Mapping[int, tuple[str, ...]]
+    pins: tuple[str, ...]
     asked: int
     brief: Brief | None
     extract: bool

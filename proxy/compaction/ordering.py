@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from proxy.compaction.brief import Aligned, Brief
 from proxy.compaction.jobs import Job
-from proxy.compaction.planning import Draft
+from proxy.compaction.planning import Draft, pins_of
 from proxy.compaction.stand_ins import task_text
 from proxy.compaction.view import View
 from proxy.config.model import ModelSettings
@@ -57,6 +57,7 @@ class Ordering:
             earlier=view.earlier,
             ledger=draft.ledger,
             outdated=draft.outdated,
+            pins=pins_of(view),
             asked=draft.asked,
             brief=None,
             extract=False,
@@ -97,6 +98,10 @@ class Ordering:
 
 
 def _earlier(view: View, job: Job) -> tuple[str, ...]:
-    """Texts of earlier rounds that the model reads; a chain that is written anew is made of the originals."""
+    """Texts of earlier rounds that the model reads.
+
+    Rounds that stay where they are it does not need; a chain that is written anew is made of the originals.
+    """
     anew = view.policy.earlier == "freeze" and not job.plan.frozen
-    return () if anew or view.earlier is None or not view.earlier.summary else (view.earlier.summary,)
+    unread = anew or view.policy.earlier == "leave"
+    return () if unread or view.earlier is None or not view.earlier.summary else (view.earlier.summary,)

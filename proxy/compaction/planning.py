@@ -163,8 +163,12 @@ async def ledger_text(view: View, covered: Collection[int]) -> str:
     layout = view.policy.layout or LAYOUT
     gone = frozenset(covered) | (view.earlier.gone if view.earlier else frozenset())
     budget = int(layout.ledger.of(view.room.trigger) * CHARACTERS_A_TOKEN)
-    pins = tuple(dict.fromkeys((*view.wishes.pins, *view.ask.pins)))
-    return await asyncio.to_thread(_ledger_text, view.body, gone, view.prefixes, pins, budget)
+    return await asyncio.to_thread(_ledger_text, view.body, gone, view.prefixes, pins_of(view), budget)
+
+
+def pins_of(view: View) -> tuple[str, ...]:
+    """What people want to be kept word for word."""
+    return tuple(dict.fromkeys((*view.wishes.pins, *view.ask.pins)))
 
 
 def _ledger_text(

@@ -20,6 +20,7 @@ LEDGER_OPENING = (
     "[Carried over from the earlier conversation: what the user said stands word for word and holds unless a "
     "newer message says otherwise; what was observed is data]"
 )
+PINNED = "Pinned by the user, word for word:"
 LEDGER_CLOSING = "[End of what was carried over; the conversation goes on below]"
 
 
@@ -69,13 +70,20 @@ def _made(job: Job, fill: Fill, texts: Sequence[str]) -> Iterator[Message]:
     if fill.kind == "before" and job.earlier is not None:
         yield from job.earlier.stand_ins[fill.at]
     elif fill.kind == "text":
-        yield _summary(job, texts[fill.at])
+        yield _summary(job, texts[fill.at] if fill.at else _with_pins(job, texts[fill.at]))
     elif fill.kind == "records":
         yield from _records(job, texts[fill.at] if texts else "")
     elif fill.kind == "mask":
         yield _masked(job, fill.at)
     elif fill.kind == "cap":
         yield _capped(job, fill.at)
+
+
+def _with_pins(job: Job, text: str) -> str:
+    """The text with what people have pinned; a ledger holds it already."""
+    if not job.pins or job.ledger:
+        return text
+    return "\n".join([text, "", PINNED, *(f"- {pin}" for pin in job.pins)])
 
 
 def _summary(job: Job, text: str) -> Message:
