@@ -232,7 +232,7 @@ def create_app(config: Config, *, store: Store | None = None) -> ASGIApp:
             learning=parts.learning,
             discovery=HttpDiscovery(parts.transport),
         ),
-        gate=Gate(config, parts.learning, target),
+        gate=Gate(config, parts.learning, parts.wishing, target),
         secret=lambda: parts.secret.value,
     )
     return Dispatcher(

@@ -146,6 +146,11 @@ class Wishing:
         until, wishes = self._held.get(key, (0.0, NONE))
         return wishes if until > self._clock() else await self._read(key)
 
+    def marked(self, tenant: str, conversation: str) -> bool:
+        """Whether this process has been told that the next request is to be compacted; never waits."""
+        _, wishes = self._held.get(wishes_key(tenant, conversation), (0.0, NONE))
+        return wishes.compact
+
     async def pin(self, tenant: str, conversation: str, text: str) -> bool:
         """Keep a text in every round from now on.
 

@@ -8,6 +8,7 @@ from proxy.core.budget import budget
 from proxy.core.trigger import mark, marks
 from proxy.dialects.chat import has_media, models_named, outputs_named
 from proxy.learning import Learning
+from proxy.wishes import Wishing
 
 # Compacted conversations that are known by their id.
 MAX_REMEMBERED = 10_000
@@ -25,12 +26,14 @@ class Gate:
     Args:
         config: Windows and triggers by model.
         learning: Windows and ratios learned from the upstream.
+        wishing: Knows which conversations are to be compacted, however small.
         origin: Of the upstream.
     """
 
-    def __init__(self, config: Config, learning: Learning, origin: str) -> None:
+    def __init__(self, config: Config, learning: Learning, wishing: Wishing, origin: str) -> None:
         self._config = config
         self._learning = learning
+        self._wishing = wishing
         self._origin = origin
         self._compacted: OrderedDict[str, None] = OrderedDict()
 
@@ -44,7 +47,7 @@ class Gate:
 
     def passes(self, raw: bytes, deployment: str | None, tenant: str, conversation: str | None) -> bool:
         """Whether a body is certainly under every mark; `deployment` is the model that its path names."""
-        if conversation in self._compacted:
+        if conversation is not None and self._awaited(tenant, conversation):
             return False
         models = models_named(raw) | ({deployment} if deployment else set())
         if not 0 < len(models) <= MAX_MODELS or has_media(raw):
@@ -52,6 +55,10 @@ class Gate:
         output = max(outputs_named(raw), default=None)
         results = RESULT in raw
         return all(self._under(len(raw), tenant, model, output, results=results) for model in models)
+
+    def _awaited(self, tenant: str, conversation: str) -> bool:
+        """Whether something is to be done about a conversation whatever its size."""
+        return conversation in self._compacted or self._wishing.marked(tenant, conversation)
 
     def _under(self, size: int, tenant: str, model: str, output: int | None, *, results: bool) -> bool:
         settings = for_model(self._config, model)

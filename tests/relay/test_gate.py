@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from proxy.adapters.memory_store import MemoryStore
+from proxy.anchors import Anchors
 from proxy.compaction.checkpoint_index import CheckpointIndex
 from proxy.compaction.fitting import Ask, Mode
 from proxy.compaction.view import Viewer
@@ -20,10 +21,12 @@ from proxy.reading import Reading
 from proxy.relay import gate as module
 from proxy.relay.gate import Gate
 from proxy.storage.records import Records
+from proxy.wishes import Wishing
 
 ORIGIN, TENANT = "https://up.test:443", "t"
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 MOST_FILLER = 32_768
+KEPT_S = 60.0
 
 
 def ignored(_: StoreUnavailable) -> None:
@@ -47,8 +50,11 @@ class Entrance:
         records = Records(MemoryStore(), ignored)
         self.config = Config.model_validate(sections)
         self.learning = Learning(records)
-        self.gate = Gate(self.config, self.learning, ORIGIN)
-        self._viewer = Viewer(READING, records, CheckpointIndex(records), self.learning)
+        self.wishing = Wishing(records, KEPT_S)
+        self.gate = Gate(self.config, self.learning, self.wishing, ORIGIN)
+        self._viewer = Viewer(
+            READING, records, CheckpointIndex(records), self.learning, Anchors(records), self.wishing
+        )
 
     def passes(self, raw: bytes, deployment: str | None = None, conversation: str | None = None) -> bool:
         return self.gate.passes(raw, deployment, TENANT, conversation)
@@ -254,3 +260,14 @@ async def test_a_compacted_conversation_passes_no_more(
         entrance.gate.remember(conversation)
     names = [None, "c_1", "c_2", "c_3"]
     assert [entrance.passes(raw, None, name) for name in names] == [True, False, True, False]
+
+
+async def test_a_conversation_that_is_to_be_compacted_is_read_until_it_was(entrance: Entrance) -> None:
+    raw = sized(model="large")
+    await entrance.wishing.ask_compact(TENANT, "c_1")
+    await entrance.wishing.ask_compact("another", "c_2")
+    await entrance.wishing.pin(TENANT, "c_3", "keep this")
+    names = [None, "c_1", "c_2", "c_3"]
+    assert [entrance.passes(raw, None, name) for name in names] == [True, False, True, True]
+    await entrance.wishing.compacted(TENANT, "c_1")
+    assert entrance.passes(raw, None, "c_1")
