@@ -90,11 +90,11 @@ class History:
         key, fields = roots_key(tenant, conversation), {"root": root.hex()}
         await self._records.append(key, fields, ttl_s=self._ttl_s, keep=KEPT_ROOT_LINES)
 
-    async def roots(self, tenant: str, conversation: str) -> tuple[bytes, ...]:
-        """The roots of a conversation, the one that was used last first; 50 at most."""
+    async def roots(self, tenant: str, conversation: str, most: int = MAX_ROOTS) -> tuple[bytes, ...]:
+        """The roots of a conversation, the one that was used last first; so many at most."""
         lines = await self._records.tail(roots_key(tenant, conversation), KEPT_ROOT_LINES)
         found = (_bytes(line.get("root")) for line in reversed(lines))
-        return tuple(dict.fromkeys(root for root in found if root))[:MAX_ROOTS]
+        return tuple(dict.fromkeys(root for root in found if root))[:most]
 
     async def of(self, tenant: str, conversation: str) -> list[Event]:
         """The events of a conversation, oldest first; a round says what the upstream counted after it."""

@@ -12,7 +12,7 @@ from proxy.conversations import Totals
 from proxy.core.event import COMPACTED, MARKED, PINNED, UNDONE, UNPINNED, Event
 from proxy.core.keys import conversation_key, scope_prefix
 from proxy.errors import RequestRefused, StoreUnavailable
-from proxy.history import History
+from proxy.history import KEPT_ROOT_LINES, History
 from proxy.owners import Owners
 from proxy.recall import Hit, Recall, Recalled
 from proxy.storage.records import Fields, Records
@@ -197,7 +197,8 @@ class Steering:
     async def forget(self, conversation: str) -> int:
         """Delete everything that is stored of it, and of branches that begin like it; how many records."""
         tenant = await self._owner(conversation)
-        scopes: list[str | bytes] = [conversation, *await self._history.roots(tenant, conversation)]
+        roots = await self._history.roots(tenant, conversation, KEPT_ROOT_LINES)
+        scopes: list[str | bytes] = [conversation, *roots]
         counts = [await self._records.forget(scope_prefix(tenant, scope)) for scope in scopes]
         self._wishing.forget(tenant, conversation)
         _saved(None not in counts)

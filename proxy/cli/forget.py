@@ -3,18 +3,19 @@
 from proxy.app import Secret, opened_store
 from proxy.config.model import Config
 from proxy.core.envelope import unpack
-from proxy.core.keys import roots_key, scope_prefix, tenant_prefix
+from proxy.core.keys import roots_key, scope_prefix, tenant_key, tenant_prefix
 from proxy.errors import ProxyError, StoreUnavailable
+from proxy.history import KEPT_ROOT_LINES
 from proxy.ports import Store
 from proxy.relay.headers import Headers
 from proxy.relay.identity import conversation, origin, tenant
 
-# Branches of one conversation that are looked for.
-MAX_ROOTS = 1_000
-
 
 async def forget(config: Config, credential: Headers, session: Headers | None) -> int:
     """Delete everything stored of who shows this credential, or of one session of theirs; how many records.
+
+    Of a credential as a whole the notes of whose its conversations are stay until they expire: they hold
+    digests only, and nothing names them.
 
     Args:
         config: The configuration of the proxy that stored them.
@@ -44,10 +45,10 @@ async def forget(config: Config, credential: Headers, session: Headers | None) -
 
 
 async def _conversation(store: Store, who: str, named: str) -> int:
-    lines = await store.tail(roots_key(who, named), MAX_ROOTS)
+    lines = await store.tail(roots_key(who, named), KEPT_ROOT_LINES)
     roots = {fields["root"] for line in lines if (fields := unpack(line)) and "root" in fields}
     scopes: list[str | bytes] = [named, *(bytes.fromhex(root) for root in roots)]
-    deleted = 0
+    deleted = await store.delete(tenant_key(named))
     for scope in scopes:
         deleted += await store.delete(scope_prefix(who, scope))
     return deleted

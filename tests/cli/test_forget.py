@@ -7,7 +7,7 @@ from proxy.adapters.store_url import installation_secret
 from proxy.cli.forget import forget
 from proxy.config.model import Config
 from proxy.core.envelope import pack
-from proxy.core.keys import checkpoint_keys, conversation_key, roots_key
+from proxy.core.keys import checkpoint_keys, conversation_key, roots_key, tenant_key
 from proxy.errors import ProxyError
 from proxy.ports import Entry, Record
 from proxy.relay.identity import conversation, origin, tenant
@@ -35,6 +35,7 @@ async def stored(path: Path) -> tuple[Config, dict[str, list[str]]]:
         keys[name] = [
             checkpoint_keys(whose, root, "chained", [bytes(64)])[0],
             conversation_key(whose, named),
+            tenant_key(named),
         ]
         for key in keys[name]:
             await store.write([Record(key, b"x", 60)])
@@ -44,16 +45,25 @@ async def stored(path: Path) -> tuple[Config, dict[str, list[str]]]:
 
 
 async def left(path: Path, keys: dict[str, list[str]]) -> list[str]:
+    """The sessions of which anything is left beside the note of whose they are."""
     store = SqliteStore(path)
-    found = [name for name, names in keys.items() if any(await store.read(names))]
+    found = [name for name, names in keys.items() if any(await store.read(names[:-1]))]
     await store.close()
     return found
 
 
 async def test_one_session_is_forgotten_with_its_checkpoints(tmp_path: Path) -> None:
     config, keys = await stored(tmp_path / "s.db")
-    assert await forget(config, ALICE, ONE) == 3
+    assert await forget(config, ALICE, ONE) == 4
     assert await left(tmp_path / "s.db", keys) == ["a2", "b1"]
+
+
+async def test_nothing_of_a_session_is_left_by_which_it_could_be_found(tmp_path: Path) -> None:
+    config, keys = await stored(tmp_path / "s.db")
+    await forget(config, ALICE, ONE)
+    store = SqliteStore(tmp_path / "s.db")
+    assert await store.read(keys["a1"]) == [None, None, None]
+    await store.close()
 
 
 async def test_a_tenant_is_forgotten_whole_and_nobody_else(tmp_path: Path) -> None:
