@@ -57,7 +57,7 @@ RULE = _any(
     r"never | always | must | must not | mustn't | under no circumstances | at all times | from now on",
     r"going forward | not allowed | forbidden | prohibited | mandatory | off[- ]limits | strictly",
     r"may (?:only|not|never) | only [^,.;]{1,40} may | only (?:if|when|after|with) [^,.;]{1,40} approv\w+",
-    r"without (?:\w+ ){0,2}(?:approval|permission|consent|asking) | needs? (?:\w+ )?approval | capped at",
+    r"without (?:\w+ ){0,2}(?:approval|permission|consent|asking) | needs? (?:\w+ )?approval | capped at | nowhere else",
     r"(?:does|do) not move | for the rest of (?:this|the|our) (?:chat|conversation|session) | required to",
     r"nunca | jamás | siempre | debes? | deben | obligatorio | prohibido | a partir de ahora | solo se puede",
     r"bajo ninguna circunstancia | en ningún caso | sin (?:mi )?(?:permiso|autorización|aprobación)",
