@@ -262,7 +262,8 @@ def test_other_paths_are_relayed(came: Any, stack: Any) -> None:
 def test_a_compacted_answer_and_a_compacted_error_carry_the_whole_report(came: Any) -> None:
     found = came("compacted")
     assert (found["report"]["x-compaction-status"], shown(found["report"])) == ("applied", ALWAYS)
-    assert found["text"] == 'You said "What now?". I was sent 11 messages.'
+    after = found["report"]["x-compaction-messages-after"]
+    assert found["text"] == f'You said "What now?". I was sent {after} messages.'
     refused = came("compacted_error")
     assert (refused["status"], shown(refused["report"])) == (500, ALWAYS)
 
@@ -275,4 +276,4 @@ def test_the_client_chooses_how_it_is_treated(came: Any) -> None:
 def test_a_conversation_that_outgrows_the_window_goes_on(came: Any, whole_history: Any) -> None:
     found = came("conversation")
     assert found["messages"] == whole_history
-    assert found["statuses"] == ["applied", "none", "reused"]
+    assert found["statuses"] == ["applied", "none", "reused", "scheduled"]

@@ -44,17 +44,17 @@ async def test_a_compacted_answer_carries_the_whole_report(
     assert set(report) == ALWAYS | {"round"}
     expected = {
         "status": "applied",
-        "strategy": "chained",
+        "strategy": "anchored",
         "round": "1",
         "messages-before": "21",
-        "messages-after": "11",
+        "messages-after": str(len(stack.seen(key)[-1].json()["messages"])),
         "context-limit": "8192",
     }
     assert {name: report[name] for name in expected} == expected
+    assert int(report["messages-after"]) < 11
     before, after, saved = (int(report[f"tokens-{name}"]) for name in ("before", "after", "saved"))
     assert 0 < saved == before - after
     assert models(stack.seen(key)) == [SUMMARISER, "demo-agent"]
-    assert len(stack.seen(key)[-1].json()["messages"]) == 11
 
 
 async def test_the_next_request_reuses_the_round_byte_for_byte(
@@ -113,7 +113,7 @@ async def test_force_compacts_a_short_conversation(sdk: Any, stack: Any, key: st
 async def test_force_with_nothing_to_take_sends_the_request_as_it_is(
     sdk: Any, stack: Any, key: str, conversation: Any
 ) -> None:
-    asked = conversation(4)
+    asked = conversation(0)
     _, fields = await sdk.fields(messages=asked, extra_headers={"x-compaction": "force"})
     assert (ours(fields)["status"], ours(fields)["reason"]) == ("none", "nothing-to-take")
     assert [seen.json()["messages"] for seen in stack.seen(key)] == [asked]
@@ -171,12 +171,26 @@ async def test_one_key_never_gets_the_round_of_another(
     assert models(stack.seen(other)) == [SUMMARISER, "demo-agent"]
 
 
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        ("anchored", ("applied", "1", "deadline")),  # with a text that took no model
+        ("chained", ("failed-open", None, "deadline")),  # as it came: it fits
+    ],
+)
 async def test_a_summary_that_outlasts_the_client_s_patience_is_not_waited_for(
-    sdk: Any, stack: Any, key: str, conversation: Any
+    sdk: Any, stack: Any, key: str, conversation: Any, strategy: str, expected: tuple[str | None, ...]
 ) -> None:
-    answer, fields = await sdk.fields(model="finish-agent", messages=conversation(20, 250), timeout=2)
+    answer, fields = await sdk.fields(
+        model="finish-agent",
+        messages=conversation(20, 250),
+        timeout=2,
+        extra_headers={"x-compaction-strategy": strategy},
+    )
     assert answer.choices[0].finish_reason == "stop"
-    assert (ours(fields)["status"], ours(fields)["reason"]) == ("failed-open", "deadline")
+    report = ours(fields)
+    assert (report["status"], report.get("round"), report.get("reason")) == expected
+    assert [seen.ended for seen in stack.seen(key)] == [False, True]
     stack.upstream.released.add(f"Bearer {key}")
 
 
@@ -277,4 +291,4 @@ def test_a_conversation_that_outgrows_the_window_looks_as_if_the_window_were_end
         _, chunks_without_us, _ = played(client)
     assert bare(history) == whole_history
     assert chunks == chunks_without_us
-    assert statuses == {"none", "applied", "reused"}
+    assert statuses == {"none", "scheduled", "applied", "reused"}

@@ -19,7 +19,16 @@ import proxy
 
 ROOT = Path(proxy.__file__).parent.parent
 PAUSE_S = 0.05
-SUMMARY = {"choices": [{"message": {"role": "assistant", "content": "They spoke of many words."}}]}
+SUMMARY = {
+    "choices": [
+        {
+            "message": {
+                "role": "assistant",
+                "content": "They spoke of many words, again and again, and wanted nothing.",
+            }
+        }
+    ]
+}
 
 
 @dataclass

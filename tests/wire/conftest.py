@@ -106,7 +106,13 @@ async def running_proxy(
 ) -> AsyncIterator[int]:
     """The product, as `serve` composes and serves it; gives its port. `sections` are the configuration's."""
     upstream = {"base_url": f"http://127.0.0.1:{upstream_port}/v1", **sections.pop("upstream", {})}
-    given = {"store": {"url": "memory://"}, "summary": {"model": "none"}, **sections, "upstream": upstream}
+    given = {
+        "store": {"url": "memory://"},
+        "summary": {"model": "none"},
+        "models": {"m": {"window": 128_000}},  # one that is not known is asked for
+        **sections,
+        "upstream": upstream,
+    }
     with mock.patch.object(tiktoken_counter, "load", cached_load):  # takes half a second each time
         async with served(create_app(Config.model_validate(given), store=store)) as url:
             yield urlsplit(url).port or 0

@@ -73,7 +73,10 @@ def long_chat(wire: Any) -> bytes:
 
 def summary() -> bytes:
     """The answer of a summary model."""
-    said = {"role": "assistant", "content": "They told of alpha and beta."}
+    said = {
+        "role": "assistant",
+        "content": "They told one another of alpha and beta, again and again, and asked for nothing.",
+    }
     body = json.dumps({"choices": [{"message": said, "finish_reason": "stop"}]}).encode()
     return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
 
@@ -166,7 +169,7 @@ async def test_a_summary_whose_client_left_is_finished_and_the_request_goes_nowh
                 await asyncio.sleep(0.005)
         assert [json.loads(seen.body)["model"] for seen in upstream.seen] == [SUMMARY_MODEL]
         again = wire.status_of_ours(await wire.ask(port, long_chat(wire)))
-    assert (again["status"], again["round"]) == ("reused", "1")
+    assert (again["status"], again["round"]) == ("applied", "1")  # whoever needs it puts it in force
     assert [json.loads(seen.body)["model"] for seen in upstream.seen] == [SUMMARY_MODEL, "m"]
 
 
