@@ -54,7 +54,7 @@ async def drafted(view: View, reading: Reading, *, small: bool = False) -> Draft
     if view.policy.layout is None:
         asked = _asked(view, 0)
         made = plan(view.body, view.effective, view.policy, view.earlier, replace(room, records=asked))
-        return Draft(made, asked) if made else None
+        return Draft(made, asked, _pays(view, made, 0, room)) if made else None
     return await _anchored(view, room, reading, small=small)
 
 

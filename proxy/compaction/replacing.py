@@ -178,7 +178,7 @@ class Replacing:
             return None
         if self._paused(view):
             return PAUSED
-        return None if draft.pays else IRREDUCIBLE
+        return None if draft.pays or due not in FORCED else IRREDUCIBLE
 
     async def _summarised(self, view: View, job: Job, unasked: str | None) -> Checkpoint:
         """The round with a summary.

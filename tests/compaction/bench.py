@@ -1,0 +1,275 @@
+"""The use case over real parts: real counting, a store, and a summary model that the test speaks for."""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from proxy.adapters.memory_store import MemoryStore
+from proxy.adapters.tiktoken_counter import TiktokenCounter
+from proxy.anchors import Anchors
+from proxy.compaction.brief import SummaryRoute
+from proxy.compaction.checkpoint_index import CheckpointIndex
+from proxy.compaction.compactor import Compactor
+from proxy.compaction.effects import Effects
+from proxy.compaction.fitting import Ask, Fit, Mode
+from proxy.compaction.instructions import instructions
+from proxy.compaction.making import Making
+from proxy.compaction.observing import Observing
+from proxy.compaction.ordering import Ordering
+from proxy.compaction.replacing import Replacing
+from proxy.compaction.rounds import Rounds
+from proxy.compaction.summarising import Summarising
+from proxy.compaction.view import Viewer
+from proxy.config.model import Config, for_model
+from proxy.core.event import Event
+from proxy.counting import Counting
+from proxy.dialects.chat import read
+from proxy.dialects.usage import Usage
+from proxy.errors import StoreUnavailable, SummaryFailed
+from proxy.history import History
+from proxy.learning import Learning
+from proxy.owners import Owners
+from proxy.ports import Store, SummaryAnswer, SummaryCall
+from proxy.reading import Reading
+from proxy.relay.identity import minted
+from proxy.storage.records import Records
+from proxy.wishes import Wishing
+
+ROUTE = SummaryRoute("http://summary.test/v1/chat/completions", {}, "cheap", 128_000)
+COUNTER = TiktokenCounter(print)
+TTL_S = 3_600.0
+# A round with `anchored` in a window of 16,000 tokens.
+WINDOW = 16_000
+USABLE = 12_000
+SOFT = 7_470
+TRIGGER = 9_000
+HARD = 10_800
+TARGET = 3_600
+# What verification takes: it names nothing that the conversation does not hold.
+RECORD = (
+    "### A. Goal\n- the build is to be made to work\n"
+    "### D. State of the work\n- the steps so far are done and it works fine"
+)
+
+RUN_MARK = re.compile(r"^=== RUN \d+ ===$", re.MULTILINE)
+
+JsonObject = dict[str, Any]
+Answer = SummaryAnswer | SummaryFailed
+
+
+def ignored(_: StoreUnavailable) -> None:
+    """Failures of a store that the test makes fail on purpose."""
+
+
+@dataclass
+class Summaries:
+    """A summary model: answers in the order given, then the last one again; of several runs each gets it.
+
+    Attributes:
+        answers: What it says.
+        calls: What it was asked.
+        hold: What it waits for before it answers.
+        takes_s: How long an answer takes.
+    """
+
+    answers: list[Answer] = field(default_factory=lambda: [SummaryAnswer(RECORD)])
+    calls: list[SummaryCall] = field(default_factory=list)
+    hold: asyncio.Event | asyncio.Barrier | None = None
+    takes_s: float = 0.0
+
+    async def ask(self, call: SummaryCall) -> SummaryAnswer:
+        self.calls.append(call)
+        if self.hold is not None:
+            await self.hold.wait()
+        if self.takes_s:
+            await asyncio.sleep(self.takes_s)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, SummaryFailed):
+            raise answer
+        marks = RUN_MARK.findall(call.prompt)
+        return (
+            replace(answer, text="\n".join(f"{mark}\n{answer.text}" for mark in marks)) if marks else answer
+        )
+
+    async def asked(self, count: int = 1) -> None:
+        """Wait until it has been asked so often."""
+        async with asyncio.timeout(10):
+            while len(self.calls) < count:  # noqa: ASYNC110 - the model is no event of ours
+                await asyncio.sleep(0.001)
+
+
+@dataclass
+class Bench:
+    """One replica.
+
+    Attributes:
+        strategy: What its requests are treated with, unless they say otherwise.
+        window: Of its model.
+        now: What its clocks show, where they do not run by themselves.
+    """
+
+    compactor: Compactor
+    rounds: Rounds
+    summaries: Summaries
+    reading: Reading
+    learning: Learning
+    history: History
+    wishing: Wishing
+    effects: Effects
+    observing: Observing
+    records: Records
+    strategy: str
+    window: int
+    now: list[float]
+
+    def ask(self, messages: list[JsonObject], **over: Any) -> Ask:
+        return ask(messages, **{"strategy": self.strategy, "window": self.window, **over})
+
+    async def fit(self, messages: list[JsonObject], **over: Any) -> Fit:
+        return await self.compactor.fit(self.ask(messages, **over))
+
+    async def answered(self, messages: list[JsonObject], *, real: int | None = None, **over: Any) -> Fit:
+        """A request with all that is done once the client has its answer; `real` is what was counted."""
+        asked = self.ask(messages, **over)
+        fit = await self.compactor.fit(asked)
+        usage = None if real is None else Usage(prompt_tokens=real, completion_tokens=10)
+        await self.observing.observe(asked, fit, usage)
+        if fit.ahead:
+            await self.compactor.prepare(asked)
+        return fit
+
+    async def settled(self) -> None:
+        """Wait until no round is under way."""
+        async with asyncio.timeout(10):
+            while self.rounds.busy:  # noqa: ASYNC110 - rounds are no event of ours
+                await asyncio.sleep(0.001)
+
+    async def events(self, conversation: str = "c_1") -> list[Event]:
+        return await self.history.of("t", conversation)
+
+
+@asynccontextmanager
+async def bench(
+    summaries: Summaries | None = None,
+    *,
+    store: Store | None = None,
+    strategy: str = "anchored",
+    window: int = WINDOW,
+    ticking: bool = False,
+) -> AsyncIterator[Bench]:
+    """A replica over a store.
+
+    Args:
+        summaries: Its summary model.
+        store: What it shares with others; it has one of its own otherwise.
+        strategy: What its requests are treated with.
+        window: Of its model.
+        ticking: Whether its clocks run.
+    """
+    records = Records(store or MemoryStore(), ignored)
+    now = [1_000.0]
+    clock: Callable[[], float] = time.monotonic if ticking else lambda: now[0]
+    model = summaries or Summaries()
+    reading = Reading({"tiktoken": Counting(COUNTER)})
+    index, history = CheckpointIndex(records), History(records, TTL_S)
+    learning, anchors = Learning(records), Anchors(records)
+    wishing, effects = Wishing(records, TTL_S, clock=clock), Effects(clock)
+    making = Making(
+        Summarising(model, reading, clock=clock, jitter=lambda: 0.0), records, index, history, reading
+    )
+    rounds = Rounds(making, history, clock=clock)
+    viewer = Viewer(reading, records, index, learning, anchors, wishing)
+    ordering = Ordering(instructions, lambda tenant, prefix: minted(b"secret", tenant, prefix), TTL_S)
+    replacing = Replacing(viewer, rounds, making, reading, wishing, effects, ordering)
+    observing = Observing(learning, anchors, effects, history, Owners(records, TTL_S), wishing)
+    yield Bench(
+        compactor=Compactor(viewer, replacing, reading, learning),
+        rounds=rounds,
+        summaries=model,
+        reading=reading,
+        learning=learning,
+        history=history,
+        wishing=wishing,
+        effects=effects,
+        observing=observing,
+        records=records,
+        strategy=strategy,
+        window=window,
+        now=now,
+    )
+    await rounds.close()
+    await learning.close()
+    await anchors.close()
+    reading.close()
+    if store is None:
+        await records.close()
+
+
+def ask(messages: list[JsonObject], window: int = WINDOW, **over: Any) -> Ask:
+    """A request. `model` is a section for its model, `body` more members of it, the rest fields of `Ask`."""
+    config = Config.model_validate({"models": {"gpt-*": {"window": window, **over.pop("model", {})}}})
+    members = {"model": "gpt-x", "messages": messages, "seed": 7, **over.pop("body", {})}
+    made = Ask(
+        body=read(json.dumps(members).encode()),
+        model="gpt-x",
+        tenant="t",
+        conversation="c_1",
+        origin="http://up.test:80",
+        settings=for_model(config, "gpt-x"),
+        mode=Mode.ACTIVE,
+        trigger_tokens=None,
+        routes=(ROUTE,),
+        patience_s=None,
+    )
+    return replace(made, **over)
+
+
+def user(text: str) -> JsonObject:
+    return {"role": "user", "content": text}
+
+
+def says(text: str) -> JsonObject:
+    return {"role": "assistant", "content": text}
+
+
+def talk(turns: int, words: int = 40, *, start: str = "Build it.") -> list[JsonObject]:
+    """A conversation that ends with a user message; about twice `words` tokens a turn."""
+    messages: list[JsonObject] = [{"role": "system", "content": "Be brief."}]
+    for turn in range(turns):
+        said = start if turn == 0 else f"Step {turn}: " + "please look again " * (words // 3)
+        messages.append(user(said))
+        messages.append(says(f"Done {turn}: " + "it works fine " * (words // 3)))
+    return [*messages, user("And now?")]
+
+
+def called(step: int, result: str, path: str = "") -> list[JsonObject]:
+    """A call and its result; ids come again."""
+    function = {"name": "read", "arguments": json.dumps({"path": path or f"src/{step}.py"})}
+    call = {"id": f"call_{step % 3}", "type": "function", "function": function}
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": result},
+    ]
+
+
+def loop(steps: int, *, lines: int = 30, first: int = 0) -> list[JsonObject]:
+    """One user message and many tool calls; about 4 tokens a line."""
+    messages: list[JsonObject] = [user("Find the fault in the ledger.")]
+    for step in range(first, steps):
+        messages += called(step, f"{step}: " + "line of code; " * lines)
+    return messages
+
+
+def forwarded(fit: Fit) -> list[JsonObject]:
+    messages: list[JsonObject] = json.loads(fit.raw)["messages"]
+    return messages
+
+
+def prefix(fit: Fit) -> bytes:
+    """What was forwarded up to the list's end, without what closes it."""
+    return fit.raw[: fit.raw.rindex(b', "seed"') - 1]
