@@ -2,12 +2,13 @@
 
 Rungs, each only as far as needed: cap the largest of the older messages, leave out the oldest units, leave
 out all but the last one and cut what is left of it. Privileged messages and the latest user message stay
-whole; the latest message, the task and stand-ins are cut last of all, and only once even the safety that is
-kept for the error of estimates would not hold them.
+whole; stand-ins, the latest message and the task are cut last of all, in this order, and only once even the
+safety that is kept for the error of estimates would not hold them.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from proxy.core.message import Message, latest_user, units
@@ -131,13 +132,24 @@ def squeeze(
     if fewest <= len(drops):
         return without(fewest).squeezed()
     gone = _flat(run for run in runs[:-1] if not kept.intersection(run))
-    return _last_rungs(_Rung(messages, limit, kept, gone, CUT_FLOOR), fixed, max(limit, most))
+    ours = stand_ins - fixed
+    return _last_rungs(_Rung(messages, limit, kept, gone, CUT_FLOOR), fixed, ours, max(limit, most))
 
 
-def _last_rungs(rung: _Rung, fixed: set[int], most: int) -> Squeeze:
-    """Beside what is kept only the last unit is left: cut it, the latest message, then all but `fixed`."""
-    older = rung.kept - {len(rung.messages) - 1} | fixed
-    ways = ((rung.kept, CUT_FLOOR), (older, CUT_FLOOR), (older, LEAST), (fixed, CUT_FLOOR), (fixed, LEAST))
+def _last_rungs(rung: _Rung, fixed: set[int], ours: AbstractSet[int], most: int) -> Squeeze:
+    """Beside what is kept only the last unit is left: cut it, ours, the latest message, all but `fixed`."""
+    kept = rung.kept
+    older = kept - {len(rung.messages) - 1} | fixed
+    ways = (
+        (kept, CUT_FLOOR),
+        (kept - ours, CUT_FLOOR),
+        (kept - ours, LEAST),
+        (older, CUT_FLOOR),
+        (older - ours, CUT_FLOOR),
+        (older - ours, LEAST),
+        (fixed, CUT_FLOOR),
+        (fixed, LEAST),
+    )
     for whole, floor in ways:
         safe = replace(rung, kept=whole, floor=floor)
         for tried in (safe, replace(safe, limit=(safe.least() + most) // 2)):
