@@ -15,6 +15,7 @@ from proxy.compaction.fitting import Ask, Fit, Mode, Report, Status
 from proxy.compaction.policies import policy_for
 from proxy.compaction.replacing import QUIET, Replacing
 from proxy.compaction.view import View, Viewer
+from proxy.core.anchor import anchored
 from proxy.core.message import Message
 from proxy.core.places import place_of
 from proxy.core.repair import alternate, repair
@@ -34,6 +35,8 @@ OUTPUT_MARGIN_TOKENS = 64
 LEAST_OUTPUT_TOKENS = 256
 # Where an overflow error names no limit, the request is made this much smaller than what was refused.
 BLIND_SHARE = 0.7
+# Where it says what it counted, little is estimated: what matters may fill this share of the window.
+TOLD_SHARE = 0.985
 
 _log = structlog.get_logger()
 
@@ -131,7 +134,8 @@ class Compactor:
         limit = await self._lesson(ask, refused, overflow)
         window = min(filter(None, (limit, ask.settings.window)))
         narrower = replace(ask, settings=replace(ask.settings, window=window))
-        return await self._finished(await self._viewer.view(narrower, refusals=refusals), "overflow")
+        view = await self._viewer.view(narrower, refusals=refusals)
+        return await self._finished(_told(view, refused.estimate, overflow), "overflow")
 
     async def _lesson(self, ask: Ask, refused: Fit, overflow: Overflow) -> int:
         """Learn from a refusal, and say what window the request must fit.
@@ -210,6 +214,17 @@ class Compactor:
         footing = view.footing() if settled.whole else None
         guessed = any(each.parts for each in settled.messages)
         return Fit(raw, view.counted(settled.messages), report, footing, guessed)
+
+
+def _told(view: View, estimate: int, overflow: Overflow) -> View:
+    """The view with what the upstream has counted of the request that it refused, if it said so."""
+    if not estimate or overflow.used is None or overflow.kind != "context":
+        return view
+    anchor = anchored(view.prefixes, view.standing, estimate, overflow.used)
+    if anchor is None:
+        return view
+    most = int(TOLD_SHARE * (view.budget.window - (view.ask.body.max_output or 0)))
+    return replace(view, anchor=anchor, most=max(view.most, most))
 
 
 def _with_less_output(ask: Ask, refused: Fit, overflow: Overflow) -> Fit | None:
