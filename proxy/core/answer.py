@@ -11,12 +11,12 @@ REFUSAL_CHARACTERS = 400
 # A cut may give up this share of an answer for the sake of a whole line, else of a whole word.
 LINE_SHARE = 0.5
 
-_OWN_HEADING = re.compile(r"\A\s*#{1,6}[^\n]*session summary[^\n]*(?:\n+|\Z)", re.IGNORECASE)
+_OWN_HEADING = re.compile(r"\A\s*+#{1,6}[^\n]*session summary[^\n]*(?:\n+|\Z)", re.IGNORECASE)
 _REASONING = r"(?:think(?:ing)?|reason(?:ing)?|thoughts?|analysis|scratchpad)"
-_OPENED = re.compile(rf"\A\s*[<\[◁](?P<name>{_REASONING})[>\]▷]", re.IGNORECASE)
-_CLOSED = re.compile(rf"^\s*[<\[◁]/{_REASONING}[>\]▷][ \t]*$\n?", re.IGNORECASE | re.MULTILINE)
+_OPENED = re.compile(rf"\s*+[<\[◁](?P<name>{_REASONING})[>\]▷]", re.IGNORECASE)
+_CLOSED = re.compile(rf"^[ \t]*[<\[◁]/{_REASONING}[>\]▷][ \t]*$\n?", re.IGNORECASE | re.MULTILINE)
 _RUN = re.compile(
-    r"^[ \t]*(?:[=#*<\[]+[ \t]*)+run[ \t]*(?P<number>\d{1,4})[ \t]*[]=#*>:. \t]*$",
+    r"^[ \t]*+[=#*<\[][=#*<\[ \t]*+run[ \t]*+(?P<number>\d{1,4})[]=#*>:. \t]*+$",
     re.IGNORECASE | re.MULTILINE,
 )
 _HELP = (
@@ -84,15 +84,15 @@ def _usable(text: str) -> str:
 
 def _concluded(text: str) -> str:
     """What comes after the reasoning that stands in front, if any does."""
-    opened = _OPENED.match(text)
-    closings = list(_CLOSED.finditer(text))
-    if opened is None:  # some templates open the reasoning themselves, and only its end is in the answer
-        return text[closings[-1].end() :] if closings else text
-    name = re.escape(opened["name"])
-    closing = re.search(rf"[<\[◁]/{name}[>\]▷]", text[opened.end() :], re.IGNORECASE)
-    if closing is None:
-        raise SummaryFailed("reasoning")
-    return _concluded(text[opened.end() + closing.end() :])
+    at = 0
+    while opened := _OPENED.match(text, at):
+        closing = re.compile(rf"[<\[◁]/{opened['name']}[>\]▷]", re.IGNORECASE).search(text, opened.end())
+        if closing is None:
+            raise SummaryFailed("reasoning")
+        at = closing.end()
+    # some templates open the reasoning themselves, and only its end is in the answer
+    closings = list(_CLOSED.finditer(text, at))
+    return text[closings[-1].end() if closings else at :]
 
 
 def _fitted(text: str, characters: int | None, *, unfinished: bool) -> str:

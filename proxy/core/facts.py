@@ -70,9 +70,9 @@ _FAMILIES = {
     r"|\b(?i:lunes|martes|miércoles|jueves|viernes|lundi|mardi|mercredi|jeudi|vendredi|montag|dienstag|"
     r"mittwoch|donnerstag|freitag)\b",
     "money":
-        r"[$€£¥₹₽]\s?\d[\d,.]*\d?(?:[kKmM]\b)?|\b\d[\d,.]*\s?(?i:usd|eur|gbp|inr|dollars?|euros?|pounds?|"
-        r"rupees|dólares|reais|€|₽)(?!\w)|\d[\d,.]*\s?(?:元|円|美元|欧元|रुपये|руб\w*|টাকা|روپے)",
-    "percent": r"\b\d+(?:\.\d+)?\s?%",
+        r"[$€£¥₹₽]\s?\d[\d,.]{0,30}\d?(?:[kKmM]\b)?|\b\d[\d,.]{0,30}\s?(?i:usd|eur|gbp|inr|dollars?|euros?|pounds?|"
+        r"rupees|dólares|reais|€|₽)(?!\w)|\d[\d,.]{0,30}\s?(?:元|円|美元|欧元|रुपये|руб\w*|টাকা|روپے)",
+    "percent": r"\b\d{1,20}(?:\.\d{1,20})?\s?%",
     "phase": r"\b\d{1,3} (?:of|von|de|sur|из) \d{1,3}\b",
     "address": r"\b\d{1,3}(?:\.\d{1,3}){3}\b(?::\d{2,5})?",
     "region": r"\b(?:us|eu|ap|sa|ca|me|af|cn|il|uk)-(?:gov-)?(?:north|south|east|west|central|northeast|"
@@ -86,8 +86,8 @@ _FAMILIES = {
     "host": rf"\b[a-z0-9][a-z0-9-]{{0,62}}(?:\.[a-z0-9-]{{1,62}}){{0,5}}\.(?:{_TOPS})\b(?::\d{{2,5}})?|"
         rf"\blocalhost(?::\d{{2,5}})?\b",
     "time": r"\b\d{1,2}:\d\d(?::\d\d)?(?: ?[ap]m\b)?|\b\d{1,2} ?[ap]m\b",
-    "amount": r"\b\d+(?:[.,]\d+)*\s?(?:ns|µs|ms|s|sec|secs|seconds?|minutes?|mins?|hours?|h|days?|weeks?|"
-        r"months?|years?|[kKMGT]i?[bB]|rps|px|km|cm|mm|kg|g|[kmM])\b",
+    "amount": r"\b\d{1,20}(?:[.,]\d{1,20}){0,6}\s?(?:ns|µs|ms|s|sec|secs|seconds?|minutes?|mins?|hours?|h|"
+        r"days?|weeks?|months?|years?|[kKMGT]i?[bB]|rps|px|km|cm|mm|kg|g|[kmM])\b",
     "version": r"\bv\d+(?:\.\d+){0,3}(?:-[\w.]{1,20})?\b|\b\d+\.\d+\.\d+(?:-[\w.]{1,20})?\b|"
         r"\b(?<=[A-Za-z] )\d+\.\d+\b",
     "code":

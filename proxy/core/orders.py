@@ -12,7 +12,8 @@ BACKING = 0.5
 # Statements of users that are compared, newest first.
 STATEMENTS = 3_000
 
-_START = r"(?:\W*(?:please|and|so|then|note|rule|important|reminder)\b[:,.]?\s*)*\W*"
+# Nothing of it is given back: a row of such words would else be read in as many ways as it has gaps.
+_START = r"\W*+(?:(?:please|and|so|then|note|rule|important|reminder)\b\W*+)*+"
 _IMPERATIVE = re.compile(
     rf"{_START}(?:(?:do not|don't|never|always|avoid|make sure|be sure|remember) \w|"
     r"only (?!the|a|an|one|two|this|that|these|those|on|in|for|if|when|after|with|\w+(?:ed|s)\b)\w+ \w|"
