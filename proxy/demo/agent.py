@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import httpx
@@ -37,14 +37,27 @@ class Exchange:
     code: str = ""
 
 
+async def at_once() -> None:
+    """No pause."""
+
+
 @dataclass(slots=True)
 class Agent:
-    """Plays a script against a base URL. `history` only ever grows."""
+    """Plays a script against a base URL. `history` only ever grows.
+
+    Attributes:
+        http: The client to ask with.
+        base_url: Whom to ask.
+        script: What is said and what tools give.
+        history: All messages so far.
+        pause: The time that passes after an answer: a user reads it, or a tool runs.
+    """
 
     http: httpx.AsyncClient
     base_url: str
     script: Script
     history: list[JsonObject] = field(default_factory=list)
+    pause: Callable[[], Awaitable[None]] = at_once
 
     async def turn(self, text: str) -> list[Exchange]:
         """Say `text`, run the tools that are asked for, and return when the model has answered or refused."""
@@ -53,6 +66,7 @@ class Agent:
         while True:
             exchange = await self._ask()
             exchanges.append(exchange)
+            await self.pause()
             if exchange.message is None:
                 return exchanges
             self.history.append(exchange.message)

@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import httpx
 from pydantic import SecretStr
@@ -25,6 +26,9 @@ from proxy.demo.wire import JsonObject, Reply, message_json
 from proxy.serving import served
 
 WINDOW_TOKENS = 8192
+# Nobody reads an answer faster; what is done behind answers is done by then, in seconds.
+LONGEST_PAUSE_S = 5.0
+POLL_S = 0.001
 OVERFLOW = "context_length_exceeded"
 
 Say = Callable[[str], None]
@@ -48,6 +52,14 @@ def demo_config(provider_url: str) -> Config:
         summary=SummarySection(model=SUMMARY_MODEL),
         models={"demo-*": ModelSection(window=WINDOW_TOKENS)},
     )
+
+
+async def _until_quiet(known: set[asyncio.Task[object]]) -> None:
+    """Wait until the proxy has done what it does behind an answer, so that the demo always runs alike."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LONGEST_PAUSE_S):
+            while asyncio.all_tasks() - known:  # noqa: ASYNC110 - tasks of others are no event of ours
+                await asyncio.sleep(POLL_S)
 
 
 async def _direct(agent: Agent, say: Say) -> Check:
@@ -157,7 +169,8 @@ async def _play(provider: Provider, direct_url: str, proxy_url: str, say: Say) -
         asked_directly = len(provider.log)
         say("The same through the proxy:")
         say("")
-        played = await _proxied(Agent(http, proxy_url, script, opening(script)), provider, say)
+        quiet = partial(_until_quiet, asyncio.all_tasks())
+        played = await _proxied(Agent(http, proxy_url, script, opening(script), quiet), provider, say)
     log = list(provider.log[asked_directly:])
     say("")
     say(_total(played, log))

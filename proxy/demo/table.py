@@ -49,6 +49,8 @@ def _note(exchange: Exchange) -> str:
         return f"compacted, round {number}: {before} messages became {after}"
     if status == "reused":
         return f"summary of round {number} reused"
+    if status == "scheduled":
+        return "the next round is prepared behind the answer"
     return "" if status == "none" else status
 
 

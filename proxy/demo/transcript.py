@@ -19,6 +19,7 @@ _FENCE = re.compile(r"^\s*(?:</?[\w-]+>|-{3,}|={3,}|`{3,}.*)\s*$", re.MULTILINE)
 _HEADING = re.compile(r"^#{1,6} +(?P<title>.+?)\s*$")
 _ITEM = re.compile(r"^\s*(?:[-*] (?:\[.\] )?(?P<bullet>.+)|(?P<row>\|.+\|))\s*$")
 _RULER = re.compile(r"^\|[\s|:-]+\|$")
+_BULLET = re.compile(r"^- (?:\[.\] )?")
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[A-Z\"'(`€$£])|\n+")
 # Runs that get a text each, and the end of a conversation that is itself to be summarised.
 _RUN = re.compile(
@@ -65,9 +66,9 @@ class Material:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text, white space joined."""
-    found = (" ".join(piece.split()) for piece in _SENTENCE.split(text))
-    return [piece for piece in found if piece]
+    """The sentences of a text, white space joined; of lists without their bullets, of tables nothing."""
+    found = (_BULLET.sub("", " ".join(piece.split())) for piece in _SENTENCE.split(text))
+    return [piece for piece in found if piece and not piece.startswith(("#", "|"))]
 
 
 def _starts(text: str) -> Iterator[re.Match[str]]:

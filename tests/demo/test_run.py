@@ -13,5 +13,14 @@ def test_the_table_has_a_row_for_each_turn_and_none_is_larger_than_what_came(dem
     assert all(sent <= came for _, came, sent in numbers)
 
 
+def test_the_provider_reads_less_than_half_of_what_the_client_sends(demo_text: str) -> None:
+    [(sent, read)] = re.findall(r"client sent ([\d,]+) tokens and the provider read ([\d,]+)", demo_text)
+    assert int(read.replace(",", "")) < int(sent.replace(",", "")) / 2
+
+
+def test_a_round_is_prepared_before_it_is_needed(demo_text: str) -> None:
+    assert "the next round is prepared behind the answer" in demo_text
+
+
 def test_the_output_tells_no_port_and_no_time(demo_text: str) -> None:
     assert not re.search(r"127\.0\.0\.1|localhost|\d\d:\d\d", demo_text)

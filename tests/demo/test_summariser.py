@@ -8,7 +8,7 @@ from proxy.core.message import Message
 from proxy.core.policy import SummaryShape
 from proxy.core.summary import aligned_prompt, prompt, texts
 from proxy.demo.summariser import NAMES, RULE, STATED, summarise
-from proxy.demo.transcript import Entry, read
+from proxy.demo.transcript import Entry, read, sentences
 
 SELECTIVE_SHAPE = SummaryShape(prompt="selective", tokens=2_000, max_tokens=2_000)
 
@@ -160,3 +160,8 @@ def test_a_conversation_whose_last_message_asks_for_it_is_summarised_itself() ->
     assert RULE + "Never move crate BX-1." in found
     assert "BX-7" not in found
     assert "BX-9" not in found
+
+
+def test_headings_bullets_and_tables_are_no_sentences() -> None:
+    text = "### Pending Work\n- [ ] Move crate BX-1.\n| a | b |\n- Then rest."
+    assert sentences(text) == ["Move crate BX-1.", "Then rest."]
