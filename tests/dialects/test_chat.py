@@ -10,7 +10,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.message import Message
-from proxy.dialects.chat import Body, has_media, mentioned, models_named, outputs_named, read, write
+from proxy.dialects.chat import (
+    Body,
+    has_media,
+    mentioned,
+    models_named,
+    outputs_named,
+    probe_body,
+    read,
+    with_output,
+    write,
+)
 from proxy.dialects.chat_message import message
 from proxy.errors import Unreadable
 
@@ -285,3 +295,29 @@ def test_more_messages_or_parts_than_any_model_reads_are_relayed_unread() -> Non
 def test_numbers_that_a_request_mentions_are_found_however_they_are_written() -> None:
     raw = b'{"a":"12,800 and \\u0031\\u0030\\u0030","b":[7],"c":"3 000"}'
     assert {12_800, 100, 7, 3_000} <= mentioned(raw)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ('"max_tokens": 900,', '"max_tokens": 300,'),
+        ('"max_completion_tokens":900,"max_tokens":900,', '"max_completion_tokens":300,"max_tokens":300,'),
+        ('"max_tokens": 200,', '"max_tokens": 200,'),
+        ("", ""),
+    ],
+)
+def test_less_output_is_asked_for_where_more_was_and_every_other_byte_stays(
+    fields: str, expected: str
+) -> None:
+    raw = '{{ {}"messages":[{{"role":"user","content":"\\"max_tokens\\": 7"}}] }}'
+    body = read(raw.format(fields).encode())
+    assert with_output(body, 300) == raw.format(expected).encode()
+
+
+def test_a_probe_asks_for_sixteen_tokens_of_the_same_prompt_unstreamed() -> None:
+    fields = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": [], "user": "u"}
+    asked = {**fields, "stream": True, "stream_options": {"include_usage": True}, "n": 3}
+    probe = probe_body(json.dumps({**asked, "max_completion_tokens": 900}).encode())
+    assert json.loads(probe or b"") == {**fields, "max_completion_tokens": 16}
+    assert json.loads(probe_body(json.dumps(asked).encode()) or b"") == {**fields, "max_tokens": 16}
+    assert probe_body(b"[]") is None
