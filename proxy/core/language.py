@@ -14,7 +14,8 @@ LEAST_HITS = 2.0
 LEAST_SHARE = 0.12
 LEAD = 1.5
 
-_CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|https?://\S+|\S*[/\\_@]\S*", re.DOTALL)
+# A word is looked at from its beginning only: scripts without blanks have very long ones.
+_CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|https?://\S+|(?<!\S)\S*[/\\_@]\S*", re.DOTALL)
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)?")
 _SCRIPTS = {
     "kana": re.compile("[\u3040-\u30ff]"),
