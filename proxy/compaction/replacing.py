@@ -26,6 +26,8 @@ from proxy.wishes import Wishing
 PATIENCE_SHARE = 0.25
 # A round that was made ahead of need is put in force if it brings the request down to this share of T.
 READY_SHARE = 0.75
+# Longest wait for a round that asks no model, in seconds: it computes, and may wait for a dead replica's lease.
+PLAIN_S = 30.0
 NOTHING_TO_TAKE = "nothing-to-take"
 # Nearly all of the request is what no round removes.
 IRREDUCIBLE = "irreducible"
@@ -75,7 +77,7 @@ class Replacing:
             return view
         job = self._ordering.job(view, Draft(plan, 0), "huge")
         try:
-            return view.with_checkpoint(await self._rounds.make(job, job.timeout_s, finish=True))
+            return view.with_checkpoint(await self._rounds.make(job, PLAIN_S, finish=True))
         except SummaryFailed:  # it would be no shorter
             return view
 
@@ -122,7 +124,10 @@ class Replacing:
         if due not in FORCED and self._paused(view):
             raise SummaryFailed(PAUSED)
         ready = None if due == "force" else await self._ready(view)
-        return (ready, None) if ready else await self._made(await self._improved(view), due)
+        made, reason = (ready, None) if ready else await self._made(await self._improved(view), due)
+        if made == view.earlier:  # what is left are runs whose summaries would be no shorter
+            raise SummaryFailed(NOTHING_TO_TAKE)
+        return made, reason
 
     async def _ready(self, view: View) -> Checkpoint | None:
         """A round that was made ahead of need and does what is needed now, put in force."""
@@ -162,7 +167,7 @@ class Replacing:
             raise SummaryFailed(IRREDUCIBLE if view.irreducible else NOTHING_TO_TAKE)
         job = self._ordering.job(view, draft, due)
         if not job.plan.groups:
-            return await self._rounds.make(job, job.timeout_s, finish=True), None
+            return await self._rounds.make(job, PLAIN_S, finish=True), None
         job = job if due == "force" else self._joined(view, job)
         try:
             made = await self._summarised(view, job, self._unasked(view, draft, due))
@@ -206,7 +211,7 @@ class Replacing:
         [key] = checkpoint_keys(job.tenant, job.root, job.policy.name, [place])
         plain = replace(job.deterministic(key, place), reason=f"{job.reason},{failed.reason}")
         try:
-            made = await self._rounds.make(plain, plain.timeout_s, finish=True)
+            made = await self._rounds.make(plain, PLAIN_S, finish=True)
         except SummaryFailed as longer:
             raise SummaryFailed(NOTHING_TO_TAKE if longer.reason == "longer" else longer.reason) from longer
         edited = _with_edits(made, view.earlier)

@@ -1,0 +1,196 @@
+"""Working ahead of need: begun after an answer, installed when it is due, and only where it still stands."""
+
+import asyncio
+
+import pytest
+
+from proxy.adapters.memory_store import MemoryStore
+from proxy.compaction.fitting import Mode, Status
+from proxy.errors import SummaryFailed
+from tests.compaction.bench import (
+    HARD,
+    SOFT,
+    TARGET,
+    TRIGGER,
+    Bench,
+    Summaries,
+    bench,
+    forwarded,
+    prefix,
+    says,
+    talk,
+    user,
+)
+
+# Turns of `talk`, about 98 tokens each.
+BELOW, SOON, DUE = 70, 80, 93
+
+
+async def warmed(made: Bench, turns: int = SOON, **over: object) -> None:
+    """A request above the soft mark, and the work that it starts, done."""
+    assert (await made.answered(talk(turns), **over)).ahead
+    await made.settled()
+
+
+async def test_below_the_soft_mark_nothing_is_prepared() -> None:
+    async with bench() as made:
+        fit = await made.answered(talk(BELOW))
+        await made.settled()
+    assert (fit.report.tokens_after or 0) < SOFT
+    assert (fit.report.status, fit.ahead, made.summaries.calls) == (Status.NONE, False, [])
+
+
+async def test_between_soft_and_trigger_work_begins_after_the_answer_and_changes_no_byte() -> None:
+    async with bench() as made:
+        asked = made.ask(talk(SOON))
+        fit = await made.compactor.fit(asked)
+        assert SOFT <= (fit.report.tokens_after or 0) < TRIGGER
+        assert (fit.report.status, fit.ahead, made.summaries.calls) == (Status.SCHEDULED, True, [])
+        assert fit.raw is asked.body.raw
+        await made.compactor.prepare(asked)
+        await made.settled()
+        assert len(made.summaries.calls) == 1
+        again = await made.compactor.fit(asked)
+    assert (again.report.status, again.raw is asked.body.raw) == (Status.SCHEDULED, True)
+
+
+async def test_one_round_is_prepared_however_often_it_is_begun() -> None:
+    async with bench(Summaries(hold=asyncio.Event())) as made:
+        for turns in range(SOON, SOON + 5):
+            await made.answered(talk(turns))
+        await made.summaries.asked()
+        assert made.summaries.hold is not None
+        made.summaries.hold.set()
+        await made.settled()
+        await made.answered(talk(SOON + 5))
+        await made.settled()
+        assert len(made.summaries.calls) == 1
+
+
+async def test_at_the_trigger_the_ready_round_is_installed_without_another_call() -> None:
+    async with bench() as made:
+        await warmed(made)
+        made.summaries.hold = asyncio.Event()  # whoever asks now waits for ever
+        async with asyncio.timeout(2):
+            fit = await made.fit(talk(DUE))
+        assert (fit.report.status, fit.report.round, fit.report.reason) == (Status.APPLIED, 1, None)
+        assert len(made.summaries.calls) == 1
+        again = await made.fit([*talk(DUE), says("This."), user("Go on.")])
+    assert again.report.status is Status.REUSED
+    assert again.raw.startswith(prefix(fit))
+    assert forwarded(fit)[-1] == talk(DUE)[-1]
+
+
+async def test_everything_said_since_the_work_began_is_forwarded() -> None:
+    async with bench() as made:
+        await warmed(made)
+        fit = await made.fit(talk(DUE))
+    assert forwarded(fit)[-2 * (DUE - SOON) :] == talk(DUE)[-2 * (DUE - SOON) :]
+
+
+async def test_another_replica_installs_the_same_bytes() -> None:
+    store = MemoryStore()
+    async with bench(store=store) as one, bench(store=store) as other:
+        await warmed(one)
+        theirs = await other.fit(talk(DUE))
+        ours = await one.fit(talk(DUE))
+        assert (theirs.report.status, ours.report.status) == (Status.APPLIED, Status.REUSED)
+        assert (ours.raw, other.summaries.calls, len(one.summaries.calls)) == (theirs.raw, [], 1)
+
+
+async def test_a_ready_round_that_would_leave_too_much_is_not_installed() -> None:
+    async with bench() as made:
+        await warmed(made)
+        await made.fit(talk(160))  # three quarters of T have come since
+        assert len(made.summaries.calls) == 2
+
+
+async def test_a_round_that_is_being_made_is_joined_at_the_trigger() -> None:
+    async with bench(Summaries(hold=asyncio.Event())) as made:
+        await made.answered(talk(SOON))
+        await made.summaries.asked()
+        waiting = asyncio.create_task(made.fit(talk(DUE)))
+        await asyncio.sleep(0.05)
+        assert made.summaries.hold is not None
+        made.summaries.hold.set()
+        fit = await waiting
+        assert (fit.report.status, fit.report.reason, len(made.summaries.calls)) == (Status.APPLIED, None, 1)
+        assert (fit.report.tokens_after or 0) < TRIGGER / 2 + TARGET
+
+
+async def test_an_edit_during_the_work_discards_it_for_that_branch_and_keeps_it_for_the_other() -> None:
+    async with bench(Summaries(hold=asyncio.Event())) as made:
+        await made.answered(talk(SOON))
+        await made.summaries.asked()
+        edited = talk(DUE)
+        edited[9] = user("Something else altogether, please. " * 10)
+        branch = asyncio.create_task(made.fit(edited))
+        await made.summaries.asked(2)
+        assert made.summaries.hold is not None
+        made.summaries.hold.set()
+        kept, other = await made.fit(talk(DUE)), await branch
+        assert (kept.report.status, other.report.status) == (Status.APPLIED, Status.APPLIED)
+        assert kept.report.place != other.report.place
+        assert len(made.summaries.calls) == 2
+
+
+async def test_going_back_behind_a_ready_round_leaves_it_unused() -> None:
+    async with bench() as made:
+        await warmed(made, SOON)
+        back = talk(30)
+        fit = await made.fit(back, trigger_tokens=2_000)
+        assert (fit.report.status, len(made.summaries.calls)) == (Status.APPLIED, 2)
+        assert forwarded(fit)[-1] == back[-1]
+
+
+async def test_a_failed_preparation_costs_one_call_and_no_request_anything() -> None:
+    async with bench(Summaries([SummaryFailed("http-404")])) as made:
+        fits = [await made.answered(talk(turns)) for turns in range(SOON, SOON + 6)]
+        await made.settled()
+        assert {fit.report.status for fit in fits} == {Status.SCHEDULED}
+        assert len(made.summaries.calls) == 1
+        fit = await made.fit(talk(DUE))
+        assert (fit.report.status, fit.report.reason) == (Status.APPLIED, "http-404")
+
+
+async def test_nothing_is_prepared_in_shadow_or_bypass_or_without_a_model() -> None:
+    async with bench() as made:
+        fits = [
+            await made.answered(talk(SOON), mode=Mode.SHADOW),
+            await made.answered(talk(SOON), mode=Mode.BYPASS),
+            await made.answered(talk(SOON), routes=()),
+            await made.answered(talk(SOON), remembered=False),
+            await made.answered(talk(SOON), model={"compaction": {"background": False}}),
+        ]
+        assert [fit.ahead for fit in fits] == [False] * 5
+        assert made.summaries.calls == []
+
+
+async def test_the_next_round_is_prepared_on_top_of_the_one_in_force() -> None:
+    async with bench() as made:
+        await warmed(made)
+        await made.fit(talk(DUE))
+        ahead = 0
+        for turns in range(DUE, DUE + 100, 5):
+            fit = await made.answered(talk(turns))
+            await made.settled()
+            ahead += fit.ahead
+            if fit.report.round == 2:
+                break
+        assert (fit.report.status, fit.report.round) == (Status.APPLIED, 2)
+        assert (len(made.summaries.calls), ahead > 0) == (2, True)
+        assert (fit.report.tokens_before or 0) > HARD
+
+
+@pytest.mark.parametrize("conversation", ["c_1", None])
+async def test_every_request_of_a_growing_conversation_fits_and_few_calls_are_made(
+    conversation: str | None,
+) -> None:
+    async with bench() as made:
+        fits = []
+        for turns in range(60, 300, 3):
+            fits.append(await made.answered(talk(turns), conversation=conversation))
+            await made.settled()
+        assert max(fit.report.tokens_after or 0 for fit in fits) < HARD
+        assert Status.FAILED_OPEN not in {fit.report.status for fit in fits}
+        assert len(made.summaries.calls) <= 6

@@ -1,0 +1,167 @@
+"""How long a request waits for a summary, and what it gets where none comes in time."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from proxy.compaction.fitting import Fit, Status
+from proxy.core.event import COMPACTED
+from proxy.ports import SummaryAnswer
+from tests.compaction.bench import (
+    RECORD,
+    TRIGGER,
+    Bench,
+    Summaries,
+    bench,
+    forwarded,
+    prefix,
+    says,
+    talk,
+    user,
+)
+
+DUE = 93
+# All times of this module are short, so that the tests are.
+BLOCK_S = 0.15
+SLOW_S = 0.5
+SLACK_S = 0.25
+QUICK = {"model": {"compaction": {"max_block_s": BLOCK_S}}}
+RULE = "Never touch the file prod.env."
+
+
+async def timed(made: Bench, turns: int, **over: Any) -> tuple[Fit, float]:
+    started = time.monotonic()
+    fit = await made.fit(talk(turns, start=f"Build it. {RULE}"), **{**QUICK, **over})
+    return fit, time.monotonic() - started
+
+
+async def test_a_request_waits_for_a_summary_that_comes_in_time() -> None:
+    async with bench(Summaries(takes_s=0.05), ticking=True) as made:
+        fit, _ = await timed(made, DUE)
+    assert (fit.report.status, fit.report.reason) == (Status.APPLIED, None)
+    assert "it works fine" in forwarded(fit)[2]["content"]
+
+
+async def test_after_max_block_s_a_text_without_a_model_is_in_force() -> None:
+    async with bench(Summaries(takes_s=SLOW_S), ticking=True) as made:
+        fit, seconds = await timed(made, DUE)
+        again, at_once = await timed(made, DUE)
+    assert BLOCK_S <= seconds < BLOCK_S + SLACK_S
+    assert (fit.report.status, fit.report.reason, fit.report.round) == (Status.APPLIED, "deadline", 1)
+    assert (fit.report.tokens_after or 0) < TRIGGER / 2
+    assert RULE in fit.raw.decode()
+    assert RECORD not in forwarded(fit)[2]["content"]
+    assert (again.raw, at_once < BLOCK_S) == (fit.raw, True)
+
+
+async def test_a_client_in_a_hurry_waits_a_quarter_of_its_patience_at_most() -> None:
+    async with bench(Summaries(takes_s=SLOW_S), ticking=True) as made:
+        fit, seconds = await timed(made, DUE, patience_s=0.2, model={})
+    assert 0.05 <= seconds < 0.05 + SLACK_S
+    assert (fit.report.status, fit.report.reason) == (Status.APPLIED, "deadline")
+
+
+async def test_a_late_summary_changes_no_byte_until_the_next_round_and_then_takes_its_record_s_place() -> (
+    None
+):
+    async with bench(Summaries(takes_s=SLOW_S), ticking=True) as made:
+        fit, _ = await timed(made, DUE)
+        await made.settled()  # the late summary is there now
+        again, _ = await timed(made, DUE)
+        grown = [*talk(DUE, start=f"Build it. {RULE}"), says("This."), user("Go on.")]
+        later = await made.fit(grown, **QUICK)
+        assert (again.raw, len(made.summaries.calls)) == (fit.raw, 1)
+        assert (later.report.status, later.raw.startswith(prefix(fit))) == (Status.REUSED, True)
+        made.summaries.takes_s = 0
+        made.summaries.answers = [SummaryAnswer(RECORD.replace("steps so far", "further steps"))]
+        await timed(made, 200)
+        await made.settled()
+        second, _ = await timed(made, 260)
+    kept = [str(each["content"]) for each in forwarded(second)]
+    assert second.report.round in {2, 3}
+    assert "the steps so far are done" in kept[2]
+    assert "Where it stopped" not in kept[2]
+    assert made.records.healthy
+
+
+async def test_work_ahead_of_need_builds_on_the_late_summary_too() -> None:
+    async with bench(Summaries(takes_s=SLOW_S), ticking=True) as made:
+        fit, _ = await timed(made, DUE)
+        await made.settled()
+        made.summaries.takes_s = 0
+        turns = DUE
+        while not fit.ahead:
+            turns += 5
+            fit = await made.answered(talk(turns, start=f"Build it. {RULE}"), **QUICK)
+        await made.settled()
+        due, _ = await timed(made, turns + 20)
+    assert (due.report.status, due.report.round) == (Status.APPLIED, 2)
+    assert "the steps so far are done" in str(forwarded(due)[2]["content"])
+
+
+async def test_a_model_known_to_be_slow_is_not_waited_for_the_second_time() -> None:
+    async with bench(Summaries(takes_s=SLOW_S), ticking=True) as made:
+        await timed(made, DUE)
+        await made.settled()
+        patient = {"compaction": {"max_block_s": 0.9 * SLOW_S}}
+        fit, seconds = await timed(made, DUE, conversation="c_2", tenant="t2", model=patient)
+        await made.settled()
+    assert seconds < 0.8 * SLOW_S
+    assert (fit.report.status, fit.report.reason) == (Status.APPLIED, "deadline")
+    assert len(made.summaries.calls) == 2  # it is asked all the same: its text serves the next round
+
+
+async def test_a_seed_strategy_waits_as_long_as_a_summary_may_take() -> None:
+    async with bench(Summaries(takes_s=SLOW_S), ticking=True, strategy="chained") as made:
+        fit, seconds = await timed(made, DUE, model={}, trigger_tokens=3_000)
+    assert seconds >= SLOW_S
+    assert (fit.report.status, fit.report.reason) == (Status.APPLIED, None)
+
+
+async def test_a_summary_that_hangs_ends_with_its_own_deadline_and_rests() -> None:
+    section = {"compaction": {"max_block_s": BLOCK_S}, "summary": {"timeout_s": 0.3}}
+    async with bench(Summaries(hold=asyncio.Event()), ticking=True) as made:
+        fit, _ = await timed(made, DUE, model=section)
+        await made.settled()
+        later, seconds = await timed(made, 190, model=section)
+        events = await made.events()
+    assert (fit.report.status, fit.report.reason) == (Status.APPLIED, "deadline")
+    assert (later.report.status, later.report.reason) == (Status.APPLIED, "timeout")
+    assert seconds < BLOCK_S + SLACK_S
+    assert len(made.summaries.calls) == 1
+    assert [event.reason for event in events if event.kind != COMPACTED] == ["timeout"]
+
+
+async def test_a_client_that_leaves_lets_the_summary_be_finished_and_saved() -> None:
+    async with bench(Summaries(takes_s=0.1), ticking=True) as made:
+        leaving = asyncio.create_task(made.fit(talk(DUE)))
+        await made.summaries.asked()
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        await made.settled()
+        fit = await made.fit(talk(DUE))
+    assert (fit.report.status, fit.report.reason, len(made.summaries.calls)) == (Status.APPLIED, None, 1)
+
+
+async def test_a_client_that_leaves_ends_the_summary_where_the_configuration_says_so() -> None:
+    section = {"model": {"compaction": {"on_disconnect": "cancel"}}}
+    async with bench(Summaries(hold=asyncio.Event()), ticking=True) as made:
+        leaving = asyncio.create_task(made.fit(talk(DUE), **section))
+        await made.summaries.asked()
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        await made.settled()
+        assert made.summaries.hold is not None
+        assert not made.rounds.busy
+
+
+@pytest.mark.parametrize("text", ["", "   \n", "I'm sorry, I can't help with that."])
+async def test_an_answer_that_says_nothing_costs_no_wait_and_no_request(text: str) -> None:
+    async with bench(Summaries([SummaryAnswer(text)]), ticking=True) as made:
+        fit, seconds = await timed(made, DUE)
+    assert fit.report.status is Status.APPLIED
+    assert fit.report.reason is not None
+    assert seconds < BLOCK_S + SLACK_S
+    assert RULE in fit.raw.decode()
