@@ -26,7 +26,7 @@ from proxy.wishes import Wishing
 PATIENCE_SHARE = 0.25
 # A round that was made ahead of need is put in force if it brings the request down to this share of T.
 READY_SHARE = 0.75
-# Longest wait for a round that asks no model, in seconds: it computes, and may wait for a dead replica's lease.
+# Longest wait for a round that asks no model, in seconds: it may wait for the lease of a dead replica.
 PLAIN_S = 30.0
 NOTHING_TO_TAKE = "nothing-to-take"
 # Nearly all of the request is what no round removes.
