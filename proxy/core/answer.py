@@ -75,11 +75,15 @@ def validated(
 def _usable(text: str) -> str:
     if not text:
         raise SummaryFailed("empty")
-    if len(text) <= REFUSAL_CHARACTERS and _REFUSAL.match(text.replace("\u2019", "'")):
+    if _refuses(text):
         raise SummaryFailed("refused")
     if len(text) < LEAST_CHARACTERS:
         raise SummaryFailed("too-short")
     return text
+
+
+def _refuses(text: str) -> bool:
+    return len(text) <= REFUSAL_CHARACTERS and _REFUSAL.match(text.replace("\u2019", "'")) is not None
 
 
 def _concluded(text: str) -> str:
@@ -113,7 +117,8 @@ def texts(answer: str, count: int) -> tuple[str, ...]:
     """One text for each run, in order, from an answer that puts each behind the mark of its run.
 
     Raises:
-        SummaryFailed: with the reason `garbage`, where the texts cannot be told apart or one is missing.
+        SummaryFailed: with the reason `garbage`, where the texts cannot be told apart or one is missing;
+            `refused`, where one of them is a refusal.
     """
     marks = list(_RUN.finditer(answer))
     if count == 1 and len(marks) != 1:
@@ -124,4 +129,6 @@ def texts(answer: str, count: int) -> tuple[str, ...]:
     found = tuple(answer[mark.end() : stop].strip() for mark, stop in zip(marks, stops, strict=True))
     if not all(found):
         raise SummaryFailed("garbage")
+    if any(_refuses(text) for text in found):
+        raise SummaryFailed("refused")
     return found

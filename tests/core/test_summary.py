@@ -178,6 +178,12 @@ def test_texts_that_cannot_be_told_apart_are_garbage(answer: str, count: int) ->
     assert failed.value.reason == "garbage"
 
 
+def test_a_refusal_in_place_of_one_run_is_no_summary_of_it() -> None:
+    with pytest.raises(SummaryFailed) as failed:
+        texts("=== RUN 1 ===\nI read it.\n=== RUN 2 ===\nSorry, I can\u2019t help with that.", 2)
+    assert failed.value.reason == "refused"
+
+
 @given(st.lists(st.text("abc \n.", min_size=1).filter(str.strip), min_size=2, max_size=6))
 def test_whatever_is_put_behind_the_marks_comes_back(written: list[str]) -> None:
     answer = "\n".join(f"=== RUN {number} ===\n{text}" for number, text in enumerate(written, 1))
