@@ -115,17 +115,17 @@ class Making:
 
     async def _texts(self, job: Job) -> _Texts:
         """The texts of the round's groups."""
-        if not job.plan.groups:
-            return _Texts((), "")
         _log.info(
             COMPACTION_STARTED,
             conversation=job.conversation,
             strategy=job.policy.name,
             round=job.plan.round,
             reason=job.reason,
-            messages=len(job.plan.fresh),
+            messages=len(job.taken),
             tokens_before=job.tokens_before,
         )
+        if not job.plan.groups:
+            return _Texts((), "")
         if job.extract:
             return _Texts(await asyncio.to_thread(_extracts, job), EXTRACT)
         if job.brief is None:
