@@ -13,6 +13,8 @@ from proxy.core.facts import Observed
 
 # Requests, which may be many, leave the rest of the budget to what the user decided, prefers and told.
 REQUEST_SHARE = 0.4
+# What was observed is sent with every request from now on: it fills no more than this of the budget.
+OBSERVED_SHARE = 0.4
 
 _HEADINGS = {
     Kind.RULE: "Rules of the user:",
@@ -200,5 +202,6 @@ def rendered(ledger: Ledger, characters: int) -> str:
         line = _line(remark.text, "")
         if page.cost(_TEXTS, line) <= page.room:
             page.put(_TEXTS, (remark.at, 0), line)
+    page.room = min(page.room, int(OBSERVED_SHARE * characters))
     _observations(page, ledger.facts)
     return page.text()
