@@ -1,14 +1,16 @@
 """The floor of the ladder at work: a list is brought under its limit without a model, and counted again."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from proxy.compaction.view import View
 from proxy.core.digest import message_id
 from proxy.core.ladder import GONE, WHOLE, squeeze
 from proxy.core.masks import MASK_TOKENS, answered_calls, first_to_go, masked_text
-from proxy.core.message import Message, units
-from proxy.dialects.chat_message import compose, message, shortened
+from proxy.core.message import Message, latest_user, units
+from proxy.core.render import excerpt
+from proxy.dialects.chat_message import compose, shortened, with_parts
+from proxy.dialects.chat_message import message as read
 from proxy.reading import Reading
 
 # Rounds of cutting until a list fits: an estimate of how characters turn into tokens is never exact.
@@ -33,12 +35,20 @@ async def cut(messages: tuple[Message, ...], view: View, reading: Reading) -> tu
     if sum(each.tokens for each in messages) <= room:
         return messages
     stand_ins = frozenset(k for k, each in enumerate(messages) if id(each) in _ours(view))
+    endings = _endings(messages, stand_ins, view)
+    loose = [
+        replace(each, tokens=each.tokens - _ending_tokens(each, endings.get(k, "")))
+        for k, each in enumerate(messages)
+    ]
+    fixed = sum(each.tokens for each in messages) - sum(each.tokens for each in loose)
     for _ in range(CUTS):
-        squeezed = squeeze(messages, room, stand_ins, most)
-        pairs = zip(messages, squeezed.allowances, strict=True)
-        shorter = [_allowed(each, allowed, names.get(id(each), "this message")) for each, allowed in pairs]
+        squeezed = squeeze(loose, room - fixed, stand_ins, most - fixed)
+        shorter = [
+            _allowed(each, allowed, names.get(id(each), "this message"), endings.get(k, ""))
+            for k, (each, allowed) in enumerate(zip(messages, squeezed.allowances, strict=True))
+        ]
         kept = await sized([each for each in shorter if each is not None], view, reading)
-        aim = room if squeezed.limit <= room else most
+        aim = room if squeezed.limit <= room - fixed else most
         if sum(each.tokens for each in kept) <= aim or not squeezed.fits:
             break
         room, most = int(room * CUT_MARGIN), int(most * CUT_MARGIN)
@@ -82,15 +92,36 @@ async def _masked(
             break
         result = messages[index]
         text = masked_text(result, calls.get(index), names[id(result)])
-        masks[index] = message(compose(replace(result, text=text, raw=b"")))
+        masks[index] = read(compose(replace(result, text=text, raw=b"")))
         size -= result.tokens - MASK_TOKENS
     return await sized([masks.get(k, each) for k, each in enumerate(messages)], view, reading)
 
 
-def _allowed(message: Message, tokens: int | None, handle: str) -> Message | None:
-    """The message brought down to about `tokens`, the notice of what is missing included."""
+def _endings(messages: Sequence[Message], stand_ins: Iterable[int], view: View) -> dict[int, str]:
+    """What stand-ins must end in, by index: the latest user message, where it moved there."""
+    opening, earlier = view.policy.frame.request, view.earlier
+    if opening is None or earlier is None or earlier.carried is None:
+        return {}
+    if earlier.carried != latest_user(view.body):
+        return {}
+    ending = opening + view.body[earlier.carried].text
+    return {k: ending for k in stand_ins if messages[k].text.endswith(ending)}
+
+
+def _ending_tokens(message: Message, ending: str) -> int:
+    return message.tokens * len(ending) // max(1, len(message.text))
+
+
+def _allowed(message: Message, tokens: int | None, handle: str, ending: str) -> Message | None:
+    """The message brought down to about `tokens`, the notice of what is missing included, its ending not."""
     if tokens is WHOLE:
         return message
     if tokens == GONE:
         return None
-    return shortened(message, max(0, CUT_MARGIN * tokens - NOTICE_TOKENS) / message.tokens, handle)
+    size = message.tokens - _ending_tokens(message, ending)
+    share = max(0, CUT_MARGIN * tokens - NOTICE_TOKENS) / max(1, size)
+    if not ending:
+        return shortened(message, share, handle)
+    text = excerpt(message.text.removesuffix(ending), share, handle) + "\n\n" + ending
+    ours = Message(role=message.role, text=text)
+    return with_parts(ours, message) if message.parts else read(compose(ours))
