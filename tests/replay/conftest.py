@@ -1,9 +1,10 @@
 """Growing requests made of conversations, and what must hold of each that reaches the provider."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,19 @@ ESTIMATE_ERROR = 0.005
 # A task under this size stays whole; of a longer one at least this many characters stay at its head.
 WHOLE_TASK_TOKENS = 1_500
 TASK_HEAD_CHARACTERS = 1_000
+# What marks the one stand-in of a privileged role, and what introduces the user's words in a stand-in.
+SPLIT_OPENING = "[Previous conversation summary]"
+REQUEST_OPENING = "Last request from user was: "
+# `anchored` keeps a tenth of T of a task, and caps a new result over a fifth of it. T is half of the limit at
+# least, and a token of the proxy's may be two bytes: below these shares of the limit both stay whole.
+ANCHORED_TASK_SHARE = 0.025
+ANCHORED_RESULT_SHARE = 0.05
+ANCHORED_HEAD_CHARACTERS = 40
+# Strategies under which the user's first message stays, in its place or inside a stand-in.
+TASK_STAYS = frozenset({"anchored", "selective", "prune", "chained"})
+
+# Where strategies compact whose own triggers these windows do not reach.
+TRIGGERS = {"full": [{"percent": 70}], "selective": [{"percent": 70}], "iterations": [{"iterations": 8}]}
 
 
 def text_of(message: JsonObject) -> str:
@@ -129,24 +143,57 @@ class Step:
         needed = (self.needed() + ROOM_SHARE * rest) / BYTES_PER_TOKEN
         return max(LEAST_LIMIT_TOKENS, ceil(needed))
 
-    def wrongs(self, got: Sequence[JsonObject]) -> Iterator[str]:
+    def wrongs(self, got: Sequence[JsonObject], strategy: str = "anchored") -> Iterator[str]:
         """What is wrong with the messages that the provider was sent in place of these."""
-        privileged = [each for each in self.messages if each["role"] in PRIVILEGED]
-        if [each for each in got if each["role"] in PRIVILEGED] != privileged:
+        theirs = [each for each in got if each["role"] in PRIVILEGED and not _is_stand_in(each, strategy)]
+        if theirs != [each for each in self.messages if each["role"] in PRIVILEGED]:
             yield "privileged messages changed"
-        ample = self.ample()
-        if ample and got[-1] != self.messages[-1]:
+        if not self.ends_as_it_should(got, strategy):
             yield f"latest message changed ({message_bytes(self.messages[-1])} to {message_bytes(got[-1])})"
-        if self.latest_user is not None and self.latest_user not in got:
+        if not _holds_request(got, self.latest_user, moved=strategy == "full"):
             yield "latest user message changed"
         if sum(map(message_bytes, got)) > sum(map(message_bytes, self.messages)):
             yield "grew"
-        if ample and self.task is not None:
-            task = text_of(self.task)
-            whole = len(task.encode("utf-8", "surrogatepass")) <= WHOLE_TASK_TOKENS * BYTES_PER_TOKEN
-            wanted = task if whole else task[:TASK_HEAD_CHARACTERS]
-            if not any(wanted in text_of(each) for each in got):
-                yield "task not verbatim"
+        if strategy in TASK_STAYS and self.ample() and self.task is not None:
+            task, kept = text_of(self.task), self.kept_of_task(strategy)
+            if not any(task[:kept] in text_of(each) for each in got):
+                yield f"task not verbatim ({len(task)} characters, {kept} of them wanted)"
+
+    def ends_as_it_should(self, got: Sequence[JsonObject], strategy: str) -> bool:
+        """Whether the last message is the client's, as far as the strategy leaves it in its place."""
+        last = self.messages[-1]
+        if not self.ample() or got[-1] == last:
+            return True
+        if strategy == "full" and last["role"] == "user":
+            return _holds_request(got[-1:], last, moved=True)
+        capped = last["role"] == "tool" and message_bytes(last) > self.share_bytes(ANCHORED_RESULT_SHARE)
+        head = text_of(last)[:ANCHORED_HEAD_CHARACTERS]
+        return strategy == "anchored" and capped and text_of(got[-1]).startswith(head)
+
+    def kept_of_task(self, strategy: str) -> int:
+        """Characters of the task that must still be there."""
+        task = text_of(self.task) if self.task else ""
+        size = len(task.encode("utf-8", "surrogatepass"))
+        whole = WHOLE_TASK_TOKENS * BYTES_PER_TOKEN
+        if strategy == "anchored" and self.task is not self.latest_user:
+            most = min(whole, self.share_bytes(ANCHORED_TASK_SHARE))
+            return len(task) if size <= most else ANCHORED_HEAD_CHARACTERS
+        return len(task) if size <= whole else TASK_HEAD_CHARACTERS
+
+    def share_bytes(self, share: float) -> float:
+        """Bytes of a share of the limit."""
+        return share * BYTES_PER_TOKEN * self.limit()
+
+
+def _is_stand_in(message: JsonObject, strategy: str) -> bool:
+    return strategy == "split" and text_of(message).startswith(SPLIT_OPENING)
+
+
+def _holds_request(got: Sequence[JsonObject], request: JsonObject | None, *, moved: bool) -> bool:
+    """Whether the latest user message is there as it was, or at the end of a stand-in where it may move."""
+    if request is None or request in got:
+        return True
+    return moved and any(text_of(each).endswith(REQUEST_OPENING + text_of(request)) for each in got)
 
 
 def steps_of(row: JsonObject, steps: int = STEPS) -> list[Step]:
@@ -156,10 +203,80 @@ def steps_of(row: JsonObject, steps: int = STEPS) -> list[Step]:
     ]
 
 
+def rows(path: Path) -> list[JsonObject]:
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def conversations(shared: Path) -> dict[str, list[JsonObject]]:
+    folder = shared / "data" / "conversations"
+    return {path.stem: rows(path) for path in sorted(folder.glob("*.jsonl")) if path.stem != "short_chat"}
+
+
+@dataclass
+class Replay:
+    """What a replay has come to.
+
+    Attributes:
+        wrong: What was wrong with the answers.
+        requests: How many were asked.
+        rounds: Answers that a round of the strategy's was in force for.
+    """
+
+    wrong: list[str] = field(default_factory=list)
+    requests: int = 0
+    rounds: int = 0
+
+
+async def replayed(
+    proxied: Any,
+    scripted: Any,
+    steps: list[Any],
+    *,
+    strategy: str = "anchored",
+    limited: Callable[[int], None] | None = None,
+    **sections: Any,
+) -> Replay:
+    """What the answers to these steps are like.
+
+    Each is asked twice, under a model name of its own: the first time the proxy learns the window from the
+    refusal, the second time it knows it.
+    """
+    replay = Replay()
+    compaction = {"strategy": strategy, "trigger": TRIGGERS.get(strategy), **sections.pop("compaction", {})}
+    async with proxied(scripted.url, compaction=compaction, **sections) as client:
+        for number, step in enumerate(steps):
+            if limited is not None:
+                limited(step.limit())
+            model = f"replay-{number}"
+            for stream in (number % 2 == 0, number % 2 == 1):
+                scripted.forget()
+                answer = await client.post(
+                    "/v1/chat/completions",
+                    json=step.body(model, stream=stream),
+                    headers={
+                        "x-fake-context-limit": str(step.limit()),
+                        "x-session-id": step.name.partition(" ")[0],
+                    },
+                )
+                replay.requests += 1
+                if answer.status_code != 200:
+                    if step.possible():
+                        replay.wrong.append(f"{step.name}: {answer.status_code} {answer.text[:200]}")
+                    continue
+                replay.rounds += "x-compaction-round" in answer.headers
+                [*_, last] = scripted.log(model)
+                wrongs = step.wrongs(last["body"]["messages"], strategy)
+                replay.wrong += [f"{step.name}: {each}" for each in wrongs]
+    return replay
+
+
 class Replaying:
     """What tests need, without an import between test files."""
 
     steps_of = staticmethod(steps_of)
+    replayed = staticmethod(replayed)
+    conversations = staticmethod(conversations)
     Step = Step
 
 

@@ -64,7 +64,7 @@ async def test_a_conversation_goes_on_past_its_window(
             assert (answer.status_code, answer.text[:300] if answer.status_code != 200 else "") == (200, "")
             sent = [seen for seen in provider.log if seen.model == MODEL and seen.status == 200]
             wrong += step.wrongs(json.loads(sent[-1].body)["messages"])
-    assert wrong == []
+    assert "\n".join(wrong) == ""
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row["id"])
@@ -127,4 +127,4 @@ async def test_what_is_malformed_is_repaired_where_it_is_compacted(
             if answer.status_code != 200:
                 wrong.append(f"{step.name}: {answer.text[:200]}")
     assert len(steps) > 10
-    assert wrong == []
+    assert "\n".join(wrong) == ""
