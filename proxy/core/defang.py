@@ -57,8 +57,13 @@ def unmarked(text: str) -> str:
 
 
 def unframed(text: str) -> str:
-    """The text with what could end a frame of ours, or read as a line of ours, broken up by a character."""
-    return _LINE.sub(r"\\", _FRAME.sub(lambda found: f"{found[0]} ", text))
+    """The text with what could begin or end a frame of ours broken up by a space."""
+    return _FRAME.sub(lambda found: f"{found[0]} ", text)
+
+
+def inert(text: str) -> str:
+    """The text without frames of ours, and without lines that would read as headings or messages of ours."""
+    return _LINE.sub(r"\\", unframed(text))
 
 
 def defanged(text: str) -> str:
@@ -67,4 +72,4 @@ def defanged(text: str) -> str:
     It holds no mark of a chat template, nothing that looks like a fence or a frame of ours, no line that
     reads as another message, and no unseen character. Doing it twice changes nothing more.
     """
-    return unframed(_FENCE.sub("< ", unmarked(visible(text))))
+    return inert(_FENCE.sub("< ", unmarked(visible(text))))

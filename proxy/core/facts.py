@@ -8,7 +8,7 @@ known shapes, without control or invisible characters, and never as a sentence b
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
@@ -17,17 +17,15 @@ from proxy.core.cues import IMPERATIVES
 from proxy.core.message import Call, Message
 
 # Of one text no more than this is looked at, in characters: its head and its tail.
-HEAD_CHARACTERS = 24 * 1024
-TAIL_CHARACTERS = 8 * 1024
+HEAD_CHARACTERS, TAIL_CHARACTERS = 24 * 1024, 8 * 1024
 # A line longer than this is no line that anyone wrote: only its beginning is looked at, in characters.
 LINE_CHARACTERS = 2_000
 # Quoted of a line that reports an error, of a shell command, and of any other value, in characters.
-ERROR_CHARACTERS = 120
-COMMAND_CHARACTERS = 100
-VALUE_CHARACTERS = 160
+ERROR_CHARACTERS, COMMAND_CHARACTERS, VALUE_CHARACTERS = 120, 100, 160
+# Messages longer than this are cached apart, so that the cache stays small, in characters.
+SMALL_CHARACTERS = 4_096
 # What one message may contribute.
-VALUES_A_MESSAGE = 40
-ERRORS_A_MESSAGE = 3
+VALUES_A_MESSAGE, ERRORS_A_MESSAGE = 40, 3
 
 _UNSEEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
@@ -36,25 +34,24 @@ _UNSEEN = re.compile(
 
 _MONTH = "(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}"
 _TOPS = (
-    "internal|local|localhost|lan|corp|com|net|org|io|dev|app|ai|cloud|edu|gov|info|test|example|de|fr|"
-    "es|it|nl|eu|uk|in|cn|jp|br|ru"
+    "internal|local|localhost|lan|corp|com|net|org|io|dev|app|ai|cloud|edu|gov|info|test|example|de|fr|es|"
+    "it|nl|eu|uk|in|cn|jp|br|ru"
 )
 _PROGRAMMING = (
-    "Python|JavaScript|TypeScript|Rust|Go|Golang|Kotlin|Swift|Java|Ruby|PHP|Perl|Scala|Haskell|Elixir|"
-    "Bash|C\\+\\+|C#"
+    "Python|JavaScript|TypeScript|Rust|Go|Golang|Kotlin|Swift|Java|Ruby|PHP|Perl|Scala|Haskell|Elixir|Bash|"
+    "C\\+\\+|C#"
 )
 _SPOKEN = (
-    "English|German|French|Spanish|Italian|Portuguese|Russian|Chinese|Japanese|Korean|Hindi|Arabic|"
-    "Bengali|Urdu|Dutch|Polish|Turkish"
+    "English|German|French|Spanish|Italian|Portuguese|Russian|Chinese|Japanese|Korean|Hindi|Arabic|Bengali|"
+    "Urdu|Dutch|Polish|Turkish"
 )
 _SUFFIXES = (
     "py|pyi|js|jsx|ts|tsx|rs|go|java|kt|c|h|cc|cpp|hpp|rb|php|swift|sh|sql|md|rst|txt|pdf|csv|tsv|json|"
-    "jsonl|ya?ml|toml|ini|cfg|conf|lock|xml|html|css|log|ipynb|proto|tf|env|docx?|xlsx?|png|jpe?g|svg|"
-    "zip|gz"
+    "jsonl|ya?ml|toml|ini|cfg|conf|lock|xml|html|css|log|ipynb|proto|tf|env|docx?|xlsx?|png|jpe?g|svg|zip|gz"
 )
 _STARTS = (
-    "the|a|an|only|no|not|never|always|do|don't|please|my|our|your|this|that|these|if|when|once|i|we|it|"
-    "and|but|for|in|on|at|to|all|every|now|so"
+    "the|a|an|only|no|not|never|always|do|don't|please|my|our|your|this|that|these|if|when|once|i|we|it|and|"
+    "but|for|in|on|at|to|all|every|now|so"
 )
 # In order: where two begin at the same place the first one counts.
 _FAMILIES = {
@@ -146,17 +143,15 @@ _DEEDS = (
         ),
     ),
 )
+_TARGET = r"([\w~./@+-]{2,160})"
 _SHELL = (
     (
         "modified",
-        re.compile(
-            r"(?<![>&\d])>>?\s*([\w~./@+-]{2,160})"
-            r"|\b(?:sed\s+-i\S*\s+\S{1,200}|tee(?: -a)?)\s+([\w~./@+-]{2,160})"
-        ),
+        re.compile(rf"(?<![>&\d])>>?\s*{_TARGET}|\b(?:sed\s+-i\S*\s+\S{{1,200}}|tee(?: -a)?)\s+{_TARGET}"),
     ),
-    ("deleted", re.compile(r"\brm\s+(?:-\w+\s+)*([\w~./@+-]{2,160})")),
-    ("created", re.compile(r"\b(?:touch|mkdir(?: -p)?)\s+([\w~./@+-]{2,160})")),
-    ("read", re.compile(r"\b(?:cat|less|head|tail)\s+(?:-\w+\s+(?:\d+\s+)?)*([\w~./@+-]{2,160})")),
+    ("deleted", re.compile(rf"\brm\s+(?:-\w+\s+)*{_TARGET}")),
+    ("created", re.compile(rf"\b(?:touch|mkdir(?: -p)?)\s+{_TARGET}")),
+    ("read", re.compile(rf"\b(?:cat|less|head|tail)\s+(?:-\w+\s+(?:\d+\s+)?)*{_TARGET}")),
 )
 
 
@@ -243,9 +238,8 @@ def _call_paths(call: Call, arguments: str) -> Iterator[tuple[str, str]]:
 
 def _called(call: Call) -> Iterator[tuple[str, str, str]]:
     """What a call shows: kind, text, deed."""
-    arguments = looked_at(call.arguments)
-    yield from (("path", path, deed) for deed, path in _call_paths(call, arguments))
-    for found in _COMMAND_KEY.finditer(arguments):
+    yield from (("path", path, deed) for deed, path in _call_paths(call, call.arguments))
+    for found in _COMMAND_KEY.finditer(call.arguments):
         command = found.group(1).replace("\\n", "\n").replace('\\"', '"')
         if _SUBCOMMAND.match(f'"command":"{command}"'):
             continue
@@ -263,13 +257,19 @@ def _errors(text: str) -> Iterator[tuple[str, str, str]]:
         yield "exit", f"exit code {code.group(1)}", ""
 
 
-@lru_cache(maxsize=4096)
 def _seen(message: Message) -> tuple[tuple[str, str, str], ...]:
-    found: list[tuple[str, str, str]] = []
-    for call in message.calls:
-        found += _called(call)
+    """What a message shows, in order. Only the parts that are looked at are held in a cache."""
+    calls = tuple(replace(call, arguments=looked_at(call.arguments)) for call in message.calls)
     text = looked_at(message.text)
-    if message.answers or message.role in {"tool", "function"}:
+    small = len(text) + sum(len(call.arguments) for call in calls) <= SMALL_CHARACTERS
+    return (_seen_in_small if small else _seen_in_large)(
+        calls, text, bool(message.answers) or message.role in {"tool", "function"}
+    )
+
+
+def _shown(calls: tuple[Call, ...], text: str, result: bool) -> tuple[tuple[str, str, str], ...]:  # noqa: FBT001 - an lru_cache tells by position
+    found = [each for call in calls for each in _called(call)]
+    if result:
         found += _errors(text)
     lines = "\n".join(line[:LINE_CHARACTERS] for line in text.splitlines())
     exact = (value for value in values(lines) if value.kind in _OBSERVED and len(value.text) > 2)
@@ -278,6 +278,10 @@ def _seen(message: Message) -> tuple[tuple[str, str, str], ...]:
     return tuple(
         (kind, one_line(said, limits.get(kind, VALUE_CHARACTERS)), deed) for kind, said, deed in found
     )
+
+
+_seen_in_small = lru_cache(maxsize=4096)(_shown)
+_seen_in_large = lru_cache(maxsize=256)(_shown)
 
 
 def observed(messages: Sequence[Message], covered: Collection[int]) -> tuple[Observed, ...]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Sequence
 
-from proxy.core.defang import unframed
+from proxy.core.defang import inert
 from proxy.core.message import Message, Span
 from proxy.core.policy import Frame
 
@@ -58,7 +58,7 @@ def excerpt(text: str, share: float, handle: str) -> str:
 
 def _broken_up(text: str, mark: str) -> str:
     """The text without what would end it early, or read as a line of ours."""
-    safe = unframed(text)
+    safe = inert(text)
     if not mark:
         return safe
     return re.sub(re.escape(mark), lambda found: f"{found[0][0]} {found[0][1:]}", safe, flags=re.IGNORECASE)

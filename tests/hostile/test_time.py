@@ -1,0 +1,61 @@
+"""Texts that take a pattern long to refuse, were it written carelessly: none holds up everybody else.
+
+A pattern is not interrupted, not even in a thread of its own. Each of these texts once took minutes, or for
+ever; expected are a few milliseconds.
+"""
+
+import time
+
+import pytest
+
+from proxy.core.answer import texts, validated
+from proxy.core.facts import values
+from proxy.core.language import language
+from proxy.core.orders import orders
+from proxy.errors import SummaryFailed
+
+PATIENCE_S = 5.0
+
+
+@pytest.mark.parametrize("mark", ["=", "#", "*", "<", "[", "= ", "\t"])
+def test_a_ruler_in_a_summary_is_no_riddle(mark: str) -> None:
+    started = time.monotonic()
+    assert texts(mark * 20_000 + "\nAll is well.", 1) == ((mark * 20_000 + "\nAll is well.").strip(),)
+    assert time.monotonic() - started < PATIENCE_S
+
+
+@pytest.mark.parametrize("blank", ["\n", " \t\n", " "])
+def test_an_answer_of_blanks_is_empty(blank: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(SummaryFailed, match="empty"):
+        validated(blank * 50_000, "stop", called_tools=False, refused=False)
+    assert time.monotonic() - started < PATIENCE_S
+
+
+def test_any_number_of_thoughts_may_stand_before_a_summary() -> None:
+    told = "Every part of the service was looked at and is well."
+    thought = "<think>so</think>" * 5_000 + told
+    assert validated(thought, "stop", called_tools=False, refused=False) == told
+
+
+def test_a_row_of_fillers_is_no_order() -> None:
+    started = time.monotonic()
+    assert not orders("please and so then " * 1_000)
+    assert orders("please and so then never " + "say it " * 100)
+    assert time.monotonic() - started < PATIENCE_S
+
+
+@pytest.mark.parametrize("piece", ["1", "1,", "1.", "1/"])
+def test_long_numbers_are_read(piece: str) -> None:
+    started = time.monotonic()
+    list(values(piece * 20_000))
+    assert time.monotonic() - started < PATIENCE_S
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("我们把计费服务迁移到新的集群上" * 5_000, "Chinese"), ("x" * 50_000, "")]
+)
+def test_a_text_without_blanks_has_a_language(text: str, name: str) -> None:
+    started = time.monotonic()
+    assert language([text]) == name
+    assert time.monotonic() - started < PATIENCE_S
