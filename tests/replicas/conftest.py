@@ -66,9 +66,10 @@ class Upstream:
             number = self.summaries
             await asyncio.sleep(self.held_s.pop(0) if self.held_s else 0)
             if self.numbered:
-                said = completion(
-                    Envelope("s", 0, SUMMARY_MODEL), Reply(f"Summary {number}."), Usage(1, 1, 0)
+                text = (
+                    f"Summary {number}. They counted from one to seven, again and again, and asked nothing."
                 )
+                said = completion(Envelope("s", 0, SUMMARY_MODEL), Reply(text), Usage(1, 1, 0))
                 await Client(receive, send).json(200, said)
                 self.answered += 1
                 return

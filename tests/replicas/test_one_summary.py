@@ -13,6 +13,8 @@ from proxy.compaction.turns import LEASE_S
 
 CLIENTS = 200
 SLACK_S = 3.0
+# By default no request waits for as long as a lease may last.
+PATIENT = {"COMPACTION_PROXY__COMPACTION__MAX_BLOCK_S": "30"}
 
 
 async def either(replicas: Sequence[Any], number: int, content: bytes) -> httpx.Response:
@@ -62,7 +64,7 @@ def holder_and_other(pair: Sequence[Any]) -> tuple[Any, Any]:
 @pytest.mark.slow
 async def test_a_holder_that_is_killed_is_succeeded_within_its_lease(replicated: Any) -> None:
     async with replicated.scene(numbered=True) as (upstream, url, replicas, server):
-        pair = await replicas.pair(url, server.url)
+        pair = await replicas.pair(url, server.url, **PATIENT)
         upstream.held_s = [60.0]
         content = replicated.body(replicated.conversation("c"))
 
@@ -89,7 +91,7 @@ async def test_a_holder_that_was_paused_past_its_lease_writes_nothing_and_uses_i
     replicated: Any,
 ) -> None:
     async with replicated.scene(numbered=True) as (upstream, url, replicas, server):
-        pair = await replicas.pair(url, server.url)
+        pair = await replicas.pair(url, server.url, **PATIENT)
         upstream.held_s = [1.0]
         content = replicated.body(replicated.conversation("c"))
 
