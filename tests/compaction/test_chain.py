@@ -1,6 +1,7 @@
 """The chain of records that `anchored` builds: frozen bytes, consolidation, the ledger, undoing."""
 
 import json
+from itertools import pairwise
 
 from proxy.compaction.fitting import Fit, Mode, Status
 from proxy.errors import SummaryFailed
@@ -57,8 +58,8 @@ async def test_records_are_frozen_and_each_round_adds_one_until_all_are_written_
         calls = [call.prompt for call in made.summaries.calls]
     held = [records(fit) for fit in applied]
     assert [fit.report.round for fit in applied] == list(range(1, len(applied) + 1))
-    anew = [k for k in range(1, len(held)) if held[k][:1] != held[0][:1]][0]
-    for before, after in zip(held[: anew - 1], held[1:anew], strict=True):
+    anew = next(k for k in range(1, len(held)) if held[k][:1] != held[0][:1])
+    for before, after in pairwise(held[:anew]):
         assert after[:-1] == before
     assert len(held[anew]) == 1
     assert 1 < len(held[anew - 1]) <= 6

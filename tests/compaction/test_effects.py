@@ -1,0 +1,118 @@
+"""Hysteresis: rounds that do no good, and floors that no round lowers."""
+
+from proxy.compaction.effects import GROWTH, PAUSE_S, Effects
+from proxy.compaction.fitting import Mode, Status
+from tests.compaction.bench import Bench, JsonObject, bench, talk
+
+WHO = ("t", b"root")
+
+
+def judged(clock: list[float], *rounds: tuple[int, int]) -> Effects:
+    effects = Effects(lambda: clock[0])
+    for number, (before, after) in enumerate(rounds):
+        effects.note(*WHO, bytes([number + 1]), before=before, after=after)
+    return effects
+
+
+def test_two_rounds_that_save_too_little_pause_a_conversation() -> None:
+    assert not judged([0.0], (1_000, 900)).paused(*WHO, 1_000)
+    assert judged([0.0], (1_000, 900), (1_000, 860)).paused(*WHO, 1_000)
+    assert not judged([0.0], (1_000, 900), (1_000, 850)).paused(*WHO, 1_000)
+
+
+def test_a_good_round_in_between_counts_anew() -> None:
+    assert not judged([0.0], (1_000, 900), (1_000, 400), (1_000, 900)).paused(*WHO, 1_000)
+
+
+def test_a_pause_ends_with_growth_or_time() -> None:
+    clock = [0.0]
+    effects = judged(clock, (1_000, 900), (1_000, 900))
+    assert effects.paused(*WHO, int(900 * (1 + GROWTH)) - 1)
+    assert not effects.paused(*WHO, int(900 * (1 + GROWTH)))
+    clock[0] = PAUSE_S
+    assert not effects.paused(*WHO, 900)
+
+
+def test_a_round_is_judged_once_and_others_are_not_touched() -> None:
+    effects = Effects(lambda: 0.0)
+    for _ in range(3):
+        effects.note(*WHO, b"same", before=1_000, after=900)
+    assert not effects.paused(*WHO, 900)
+    effects.note(*WHO, b"next", before=1_000, after=900)
+    assert effects.paused(*WHO, 900)
+    assert not effects.paused("other", b"root", 900)
+    assert not effects.paused("t", b"other", 900)
+
+
+def crowded(turns: int, system: int) -> list[JsonObject]:
+    """A system prompt of about `system` tokens before some talk."""
+    return [{"role": "system", "content": "Obey the law. " * (system // 4)}, *talk(turns)[1:]]
+
+
+async def test_a_huge_system_prompt_is_reported_and_not_looped_on() -> None:
+    async with bench() as made:
+        fits = [await made.answered(crowded(turns, 9_500)) for turns in range(2, 14)]
+        await made.settled()
+    assert len(made.summaries.calls) <= 1
+    assert {fit.report.status for fit in fits} <= {Status.NONE, Status.APPLIED, Status.REUSED}
+    assert "irreducible" in {fit.report.reason for fit in fits}
+    assert max(fit.report.tokens_after or 0 for fit in fits) < made.window
+
+
+async def test_huge_definitions_of_tools_are_reported_and_not_looped_on() -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": "Do what is asked. " * 2_500}}
+    async with bench() as made:
+        fits = [await made.answered(talk(turns), body={"tools": [tool]}) for turns in range(2, 14)]
+        await made.settled()
+    assert len(made.summaries.calls) <= 1
+    assert "irreducible" in {fit.report.reason for fit in fits}
+
+
+async def test_a_floor_over_the_window_costs_no_call_per_request() -> None:
+    async with bench() as made:
+        fits = [await made.answered(crowded(turns, 20_000)) for turns in range(2, 14)]
+    assert {fit.report.status for fit in fits} == {Status.OVER_LIMIT}
+    assert len(made.summaries.calls) <= 2
+
+
+async def until_paused(made: Bench) -> int:
+    """Rounds of which the provider counts that they have hardly saved anything; the turns of the pause."""
+    for turns in range(92, 160, 3):
+        fit = await made.answered(talk(turns), real=8_500)
+        if fit.report.reason == "paused":
+            assert (fit.report.status, fit.report.round) == (Status.REUSED, 2)
+            return turns
+    raise AssertionError
+
+
+async def test_two_rounds_without_effect_by_real_usage_pause_until_the_request_has_grown() -> None:
+    async with bench() as made:
+        turns = await until_paused(made)
+        calls = len(made.summaries.calls)
+        later = [await made.answered(talk(turns + more), real=8_500) for more in range(3, 15, 3)]
+    assert calls == 2
+    assert [fit.report.reason for fit in later[:2]] == ["paused", "paused"]
+    assert (later[2].report.status, later[2].report.round) == (Status.APPLIED, 3)
+    assert (later[2].report.tokens_due or 0) >= 8_500 * (1 + GROWTH)
+
+
+async def test_a_pause_ends_after_ten_minutes_and_for_force() -> None:
+    async with bench() as made:
+        turns = await until_paused(made)
+        forced = await made.fit(talk(turns), mode=Mode.FORCE, conversation="c_2")
+    async with bench() as made:
+        turns = await until_paused(made)
+        made.now[0] += PAUSE_S
+        later = await made.answered(talk(turns + 6), real=8_500)
+    assert (forced.report.status, later.report.status) == (Status.APPLIED, Status.APPLIED)
+
+
+async def test_rounds_that_do_good_go_on() -> None:
+    async with bench() as made:
+        fits = []
+        for turns in range(60, 300, 5):
+            asked = await made.fit(talk(turns))
+            fits.append(await made.answered(talk(turns), real=asked.estimate))
+            await made.settled()
+    assert "paused" not in {fit.report.reason for fit in fits}
+    assert max(fit.report.tokens_after or 0 for fit in fits) < 10_800
