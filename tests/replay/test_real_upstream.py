@@ -1,6 +1,7 @@
 """A chat with a real llama.cpp server, grown past its window."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -18,6 +19,11 @@ WINDOW = 2_048
 START_S = 180.0
 ANSWER_TOKENS = 16
 TURNS = 14
+# How far an estimate may be from what the server counted, once a round was made; the second for the request
+# that it was made for, whose removed text may have cost more a token than what is left.
+WORST_ERROR = 0.05
+WORST_FIRST_ERROR = 0.10
+MOST_REQUESTS = 100
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -79,3 +85,29 @@ async def test_a_chat_goes_on_past_the_window(summary: str, llama: str, proxied:
     assert direct.status_code == 400
     assert statuses == [200] * TURNS
     assert sent[-1] in {"applied", "reused"}
+
+
+async def test_estimates_hold_after_compactions(llama: str, shared: Path, proxied: Any) -> None:
+    path = shared / "data" / "conversations" / "memory_qa.jsonl"
+    messages = json.loads(path.read_text(encoding="utf-8").splitlines()[0])["messages"]
+    ends = [k + 1 for k, each in enumerate(messages) if each["role"] == "user"][:MOST_REQUESTS]
+    errors: list[float] = []
+    first: list[float] = []
+    async with proxied(
+        llama, summary={"model": "none"}, models={"tiny-random": {"window": WINDOW}}
+    ) as client:
+        for end in ends:
+            body = {"model": "tiny-random", "messages": messages[:end], "max_tokens": ANSWER_TOKENS}
+            answer = await client.post("/v1/chat/completions", json=body, timeout=120)
+            assert answer.status_code == 200, answer.text
+            made = answer.headers.get("x-compaction-status") == "applied"
+            counted = answer.json()["usage"]["prompt_tokens"]
+            error = int(answer.headers.get("x-compaction-tokens-after", 0)) / counted - 1
+            if made or first:
+                (first if made else errors).append(error)
+    shown = [" ".join(f"{each:+.1%}" for each in found) for found in (first, errors)]
+    figures = f"{len(first)} rounds: {shown[0]}; {len(errors)} further requests: {shown[1]}"
+    print(figures)  # noqa: T201 - shown by `pytest -s`
+    assert len(first) >= 3, figures
+    assert max(map(abs, errors)) <= WORST_ERROR, figures
+    assert (min(first) >= -WORST_ERROR, max(first) <= WORST_FIRST_ERROR) == (True, True), figures
