@@ -1,6 +1,7 @@
 """Working ahead of need: begun after an answer, installed when it is due, and only where it still stands."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ from tests.compaction.bench import (
 BELOW, SOON, DUE = 70, 80, 93
 
 
-async def warmed(made: Bench, turns: int = SOON, **over: object) -> None:
+async def warmed(made: Bench, turns: int = SOON, **over: Any) -> None:
     """A request above the soft mark, and the work that it starts, done."""
     assert (await made.answered(talk(turns), **over)).ahead
     await made.settled()
@@ -59,8 +60,7 @@ async def test_one_round_is_prepared_however_often_it_is_begun() -> None:
         for turns in range(SOON, SOON + 5):
             await made.answered(talk(turns))
         await made.summaries.asked()
-        assert made.summaries.hold is not None
-        made.summaries.hold.set()
+        made.summaries.release()
         await made.settled()
         await made.answered(talk(SOON + 5))
         await made.settled()
@@ -111,8 +111,7 @@ async def test_a_round_that_is_being_made_is_joined_at_the_trigger() -> None:
         await made.summaries.asked()
         waiting = asyncio.create_task(made.fit(talk(DUE)))
         await asyncio.sleep(0.05)
-        assert made.summaries.hold is not None
-        made.summaries.hold.set()
+        made.summaries.release()
         fit = await waiting
         assert (fit.report.status, fit.report.reason, len(made.summaries.calls)) == (Status.APPLIED, None, 1)
         assert (fit.report.tokens_after or 0) < TRIGGER / 2 + TARGET
@@ -126,8 +125,7 @@ async def test_an_edit_during_the_work_discards_it_for_that_branch_and_keeps_it_
         edited[9] = user("Something else altogether, please. " * 10)
         branch = asyncio.create_task(made.fit(edited))
         await made.summaries.asked(2)
-        assert made.summaries.hold is not None
-        made.summaries.hold.set()
+        made.summaries.release()
         kept, other = await made.fit(talk(DUE)), await branch
         assert (kept.report.status, other.report.status) == (Status.APPLIED, Status.APPLIED)
         assert kept.report.place != other.report.place

@@ -6,7 +6,18 @@ from itertools import pairwise
 from proxy.compaction.fitting import Fit, Mode, Status
 from proxy.errors import SummaryFailed
 from proxy.ports import SummaryAnswer
-from tests.compaction.bench import RECORD, Bench, JsonObject, Summaries, bench, called, forwarded, says, user
+from tests.compaction.bench import (
+    RECORD,
+    Answer,
+    Bench,
+    JsonObject,
+    Summaries,
+    bench,
+    called,
+    forwarded,
+    says,
+    user,
+)
 
 RULES = ("Never touch the file prod.env.", "Always answer in one sentence.")
 
@@ -70,7 +81,12 @@ async def test_records_are_frozen_and_each_round_adds_one_until_all_are_written_
 
 
 async def test_every_rule_is_there_after_every_round_whatever_the_model_writes() -> None:
-    bad = [SummaryAnswer(""), SummaryFailed("http-404"), SummaryAnswer(RECORD), SummaryAnswer("Sorry.")]
+    bad: list[Answer] = [
+        SummaryAnswer(""),
+        SummaryFailed("http-404"),
+        SummaryAnswer(RECORD),
+        SummaryAnswer("Sorry."),
+    ]
     async with bench(Summaries([*bad, *bad, *bad])) as made:
         applied = []
         for fit in await rounds(made, range(60, 400, 4)):

@@ -1,4 +1,4 @@
-"""What `anchored` shortens where it stands: old results to a line, huge ones and a huge task to head and tail."""
+"""What `anchored` shortens where it stands: old results to a line, huge ones and a task to head and tail."""
 
 import json
 

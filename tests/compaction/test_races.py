@@ -27,8 +27,7 @@ async def test_fifty_requests_at_once_share_one_summary_and_its_bytes(strategy: 
             asyncio.create_task(made.fit(talk(DUE), trigger_tokens=8_000, patience_s=None)) for _ in range(50)
         ]
         await made.summaries.asked()
-        assert made.summaries.hold is not None
-        made.summaries.hold.set()
+        made.summaries.release()
         fits = await asyncio.gather(*running)
     assert len(made.summaries.calls) == 1
     assert {fit.report.status for fit in fits} <= {Status.APPLIED, Status.REUSED}
@@ -61,8 +60,7 @@ async def test_a_request_that_grew_while_the_job_ran_gets_the_job_s_round_and_lo
         await made.summaries.asked()
         grown = [asyncio.create_task(made.fit(talk(turns))) for turns in (DUE, DUE + 1, DUE + 2)]
         await asyncio.sleep(0.02)
-        assert made.summaries.hold is not None
-        made.summaries.hold.set()
+        made.summaries.release()
         fits = await asyncio.gather(*grown)
     assert len(made.summaries.calls) == 1
     for fit, turns in zip(fits, (DUE, DUE + 1, DUE + 2), strict=True):
@@ -82,8 +80,7 @@ async def test_other_results_under_the_same_calls_never_get_a_round_that_is_bein
         await made.summaries.asked()
         second = asyncio.create_task(made.fit(other))
         await made.summaries.asked(2)
-        assert made.summaries.hold is not None
-        made.summaries.hold.set()
+        made.summaries.release()
         fits = await asyncio.gather(first, second)
     assert [b"the first history" in fit.raw for fit in fits] == [True, False]
 
@@ -94,8 +91,7 @@ async def test_going_back_to_a_message_that_a_running_job_covers_does_not_join_i
         await made.summaries.asked()
         back = asyncio.create_task(made.fit(talk(50), trigger_tokens=3_000))
         await made.summaries.asked(2)
-        assert made.summaries.hold is not None
-        made.summaries.hold.set()
+        made.summaries.release()
         fit = await back
     assert fit.report.status is Status.APPLIED
     assert forwarded(fit)[-1] == talk(50)[-1]
@@ -105,8 +101,8 @@ async def test_going_back_to_a_message_that_a_running_job_covers_does_not_join_i
 async def pair(kind: str, directory: Path, summaries: Summaries) -> AsyncIterator[tuple[Bench, Bench]]:
     """Two replicas on one store, asking one summary model."""
     if kind == "memory":
-        store = MemoryStore()
-        async with bench(summaries, store=store) as one, bench(summaries, store=store) as other:
+        shared = MemoryStore()
+        async with bench(summaries, store=shared) as one, bench(summaries, store=shared) as other:
             yield one, other
         return
     with RedisServer(directory) as server:
@@ -124,8 +120,7 @@ async def test_two_replicas_on_one_store_make_one_call(kind: str, tmp_path: Path
         running = [asyncio.create_task(made.fit(talk(DUE))) for made in replicas for _ in range(10)]
         await summaries.asked()
         await asyncio.sleep(0.05)
-        assert summaries.hold is not None
-        summaries.hold.set()
+        summaries.release()
         fits = await asyncio.gather(*running)
         grown = [await made.fit([*talk(DUE), says("This."), user("Go on.")]) for made in replicas]
     assert len(summaries.calls) == 1
@@ -137,7 +132,7 @@ async def test_two_replicas_on_one_store_make_one_call(kind: str, tmp_path: Path
 async def test_a_paused_lease_holder_is_succeeded_and_writes_over_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first replica stops (no renewal) inside its summary call; the second takes over; the first wakes."""
+    """One stops (no renewal) inside its summary call, the other takes over, and the first wakes."""
     monkeypatch.setattr(leases, "RENEWALS", 0.01)  # it renews too late
     held = leases.turn
     monkeypatch.setattr("proxy.compaction.making.turn", lambda records, key: held(records, key, 0.2))
@@ -148,8 +143,7 @@ async def test_a_paused_lease_holder_is_succeeded_and_writes_over_nothing(
         await sleeping.asked()
         successor = await other.fit(talk(DUE))
         assert successor.report.status is Status.APPLIED
-        assert sleeping.hold is not None
-        sleeping.hold.set()
+        sleeping.release()
         woken = await first
         again = await one.fit(talk(DUE))
     assert successor.raw == woken.raw == again.raw

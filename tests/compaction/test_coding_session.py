@@ -1,0 +1,84 @@
+"""A long coding session turn by turn, T = 64,000: stable prefixes, few calls, no waiting once warm."""
+
+import json
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.compaction.fitting import Fit, Status
+from tests.compaction.bench import Bench, Summaries, bench, prefix
+
+TRIGGER = 64_000
+WINDOW = 128_000
+MOST_REQUESTS = 300
+# A model that takes 20 s where a request waits 8 s at most, sixty times as fast.
+TAKES_S = 20 / 60
+BLOCK_S = 8 / 60
+# What reading, counting and planning may take on a busy machine.
+SLACK_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def requests(shared: Path) -> list[list[dict[str, Any]]]:
+    """The lists that a client would send: evenly spread over the session, growing."""
+    lines = (shared / "data" / "conversations" / "coding_pi.jsonl").read_text().splitlines()
+    messages: list[dict[str, Any]] = max((json.loads(line)["messages"] for line in lines), key=len)
+    ends = [
+        end
+        for end in range(1, len(messages) + 1)
+        if messages[end - 1]["role"] in {"user", "tool"}
+        and (end == len(messages) or messages[end]["role"] == "assistant")
+    ]
+    return [messages[:end] for end in ends[:MOST_REQUESTS]]
+
+
+async def replayed(
+    made: Bench, requests: list[list[dict[str, Any]]], gap_s: float
+) -> list[tuple[Fit, float]]:
+    """Each request's fit and how long it took."""
+    section = {"compaction": {"trigger": [{"tokens": TRIGGER}], "max_block_s": BLOCK_S}}
+    found = []
+    for messages in requests:
+        asked = made.ask(messages, model=section)
+        started = time.monotonic()
+        fit = await made.compactor.fit(asked)
+        found.append((fit, time.monotonic() - started))
+        if fit.ahead:
+            await made.compactor.prepare(asked)
+        if gap_s:
+            await made.settled()
+    return found
+
+
+async def test_between_compactions_the_prefix_is_stable_and_calls_are_few(
+    requests: list[list[dict[str, Any]]],
+) -> None:
+    async with bench(window=WINDOW) as made:
+        fits = [fit for fit, _ in await replayed(made, requests, gap_s=1)]
+    over = sum((fit.report.tokens_before or 0) >= TRIGGER for fit in fits)
+    assert over > 20
+    for before, after in pairwise(fits):
+        if after.report.status is not Status.APPLIED and after.report.place == before.report.place:
+            assert after.raw.startswith(prefix(before))
+    moved = [after for before, after in pairwise(fits) if not after.raw.startswith(prefix(before))]
+    assert {fit.report.status for fit in moved} <= {Status.APPLIED}
+    assert len(made.summaries.calls) <= max(1, over / 5)
+    assert max(fit.report.tokens_after or 0 for fit in fits) <= WINDOW
+    assert Status.FAILED_OPEN not in {fit.report.status for fit in fits}
+
+
+@pytest.mark.parametrize("warm", [True, False])
+async def test_a_slow_summary_model_stalls_nobody(
+    requests: list[list[dict[str, Any]]], *, warm: bool
+) -> None:
+    async with bench(Summaries(takes_s=TAKES_S), window=WINDOW, ticking=True) as made:
+        found = await replayed(made, requests, gap_s=float(warm))
+    waited = [seconds for _, seconds in found]
+    assert max(waited) < BLOCK_S + SLACK_S
+    assert max(fit.report.tokens_after or 0 for fit, _ in found) <= WINDOW
+    assert Status.FAILED_OPEN not in {fit.report.status for fit, _ in found}
+    if warm:
+        assert "deadline" not in {fit.report.reason for fit, _ in found}
