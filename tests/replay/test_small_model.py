@@ -33,7 +33,8 @@ WINDOW = 8_192
 START_S = 60.0
 # What a request waits for it, and what it gets at most, in seconds.
 BLOCK_S = 25.0
-TIMEOUT_S = 40.0
+TIMEOUT_S = 90.0
+SUMMARY_TOKENS = 120
 REPLAYED = ("bfcl_multi_turn", "coding_openhands", "coding_sweagent", "memory_qa", "tau_airline")
 STEPS = 3
 SESSIONS = (("generated", 1), ("random", 2))
@@ -99,7 +100,13 @@ def small_model(shared: Path) -> Iterator[str]:
 def sections(url: str) -> dict[str, Any]:
     """The configuration with this summary model."""
     return {
-        "summary": {"model": MODEL, "base_url": f"{url}/v1", "api_key": "none", "timeout_s": TIMEOUT_S},
+        "summary": {
+            "model": MODEL,
+            "base_url": f"{url}/v1",
+            "api_key": "none",
+            "timeout_s": TIMEOUT_S,
+            "max_tokens": SUMMARY_TOKENS,
+        },
         "models": {MODEL: {"window": WINDOW}},
         "compaction": {"max_block_s": BLOCK_S},
     }
