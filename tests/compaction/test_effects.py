@@ -4,42 +4,42 @@ from proxy.compaction.effects import GROWTH, PAUSE_S, Effects
 from proxy.compaction.fitting import Mode, Status
 from tests.compaction.bench import Bench, JsonObject, bench, talk
 
-WHO = ("t", b"root")
+WHO = "t/root/anchored/c_1"
 
 
 def judged(clock: list[float], *rounds: tuple[int, int]) -> Effects:
     effects = Effects(lambda: clock[0])
     for number, (before, after) in enumerate(rounds):
-        effects.note(*WHO, bytes([number + 1]), before=before, after=after)
+        effects.note(WHO, bytes([number + 1]), before=before, after=after)
     return effects
 
 
 def test_two_rounds_that_save_too_little_pause_a_conversation() -> None:
-    assert not judged([0.0], (1_000, 900)).paused(*WHO, 1_000)
-    assert judged([0.0], (1_000, 900), (1_000, 860)).paused(*WHO, 1_000)
-    assert not judged([0.0], (1_000, 900), (1_000, 850)).paused(*WHO, 1_000)
+    assert not judged([0.0], (1_000, 900)).paused(WHO, 1_000)
+    assert judged([0.0], (1_000, 900), (1_000, 860)).paused(WHO, 1_000)
+    assert not judged([0.0], (1_000, 900), (1_000, 850)).paused(WHO, 1_000)
 
 
 def test_a_good_round_in_between_counts_anew() -> None:
-    assert not judged([0.0], (1_000, 900), (1_000, 400), (1_000, 900)).paused(*WHO, 1_000)
+    assert not judged([0.0], (1_000, 900), (1_000, 400), (1_000, 900)).paused(WHO, 1_000)
 
 
 def test_a_pause_ends_with_growth_or_time() -> None:
     clock = [0.0]
     effects = judged(clock, (1_000, 900), (1_000, 900))
-    assert effects.paused(*WHO, int(900 * (1 + GROWTH)) - 1)
-    assert not effects.paused(*WHO, int(900 * (1 + GROWTH)))
+    assert effects.paused(WHO, int(900 * (1 + GROWTH)) - 1)
+    assert not effects.paused(WHO, int(900 * (1 + GROWTH)))
     clock[0] = PAUSE_S
-    assert not effects.paused(*WHO, 900)
+    assert not effects.paused(WHO, 900)
 
 
 def test_a_round_is_judged_once_and_others_are_not_touched() -> None:
     effects = Effects(lambda: 0.0)
     for _ in range(3):
-        effects.note(*WHO, b"same", before=1_000, after=900)
-    assert not effects.paused(*WHO, 900)
-    effects.note(*WHO, b"next", before=1_000, after=900)
-    assert effects.paused(*WHO, 900)
+        effects.note(WHO, b"same", before=1_000, after=900)
+    assert not effects.paused(WHO, 900)
+    effects.note(WHO, b"next", before=1_000, after=900)
+    assert effects.paused(WHO, 900)
     assert not effects.paused("other", b"root", 900)
     assert not effects.paused("t", b"other", 900)
 

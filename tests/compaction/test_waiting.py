@@ -26,8 +26,8 @@ DUE = 93
 # All times of this module are short, so that the tests are.
 BLOCK_S = 0.15
 SLOW_S = 0.5
-SLACK_S = 0.25
-QUICK = {"model": {"compaction": {"max_block_s": BLOCK_S}}}
+SLACK_S = 1.0
+QUICK: dict[str, Any] = {"model": {"compaction": {"max_block_s": BLOCK_S}}}
 RULE = "Never touch the file prod.env."
 
 
@@ -102,13 +102,13 @@ async def test_work_ahead_of_need_builds_on_the_late_summary_too() -> None:
 
 
 async def test_a_model_known_to_be_slow_is_not_waited_for_the_second_time() -> None:
-    async with bench(Summaries(takes_s=SLOW_S), ticking=True) as made:
+    async with bench(Summaries(takes_s=2 * SLOW_S), ticking=True) as made:
         await timed(made, DUE)
         await made.settled()
-        patient = {"compaction": {"max_block_s": 0.9 * SLOW_S}}
+        patient = {"compaction": {"max_block_s": 1.9 * SLOW_S}}
         fit, seconds = await timed(made, DUE, conversation="c_2", tenant="t2", model=patient)
         await made.settled()
-    assert seconds < 0.8 * SLOW_S
+    assert seconds < 1.7 * SLOW_S
     assert (fit.report.status, fit.report.reason) == (Status.APPLIED, "deadline")
     assert len(made.summaries.calls) == 2  # it is asked all the same: its text serves the next round
 
