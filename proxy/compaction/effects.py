@@ -37,19 +37,18 @@ class Effects:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._known: OrderedDict[tuple[str, bytes], _Effect] = OrderedDict()
+        self._known: OrderedDict[str, _Effect] = OrderedDict()
 
-    def note(self, tenant: str, root: bytes, standing: bytes, *, before: int, after: int) -> None:
+    def note(self, thread: str, standing: bytes, *, before: int, after: int) -> None:
         """A request was answered for which a round had been made.
 
         Args:
-            tenant: Whose it was.
-            root: The conversation's root.
+            thread: The conversation (`view.thread`).
             standing: What tells the round apart from others; each is judged once.
             before: Tokens that the request would have had.
             after: Tokens that the provider counted.
         """
-        known = self._known.pop((tenant, root), _Effect())
+        known = self._known.pop(thread, _Effect())
         if known.standing != standing:
             useless = after > (1 - LEAST_SAVING) * before
             known = replace(
@@ -59,13 +58,13 @@ class Effects:
                 tokens=after,
                 at=self._clock(),
             )
-        self._known[tenant, root] = known
+        self._known[thread] = known
         if len(self._known) > MAX_CONVERSATIONS:
             self._known.popitem(last=False)
 
-    def paused(self, tenant: str, root: bytes, tokens: int) -> bool:
+    def paused(self, thread: str, tokens: int) -> bool:
         """Whether another round of a request of this size would do no good either."""
-        known = self._known.get((tenant, root))
+        known = self._known.get(thread)
         if known is None or known.ineffective < INEFFECTIVE_ROUNDS:
             return False
         return tokens < (1 + GROWTH) * known.tokens and self._clock() - known.at < PAUSE_S

@@ -24,10 +24,12 @@ class Job:
         root: The conversation's root (`core.keys.root_of`).
         tenant: Whose it is.
         conversation: In which conversation.
+        thread: What tells conversations of a root and strategies apart, named by their clients or not.
         messages: The client's non-privileged messages.
         prefixes: Their prefix digests.
         earlier: The round before.
         ledger: What the user said and what was observed, for a chain of records.
+        rules: What the ledger must hold in any case.
         outdated: What the user said and no longer holds, by index of the message.
         pins: What people want to be kept word for word.
         asked: Size of the summary, in tokens.
@@ -50,10 +52,12 @@ class Job:
     root: bytes
     tenant: str
     conversation: str
+    thread: str
     messages: tuple[Message, ...]
     prefixes: tuple[bytes, ...]
     earlier: Checkpoint | None
     ledger: str
+    rules: tuple[str, ...]
     outdated: Mapping[int, tuple[str, ...]]
     pins: tuple[str, ...]
     asked: int

@@ -141,6 +141,8 @@ class Making:
         plan = job.plan
         said = await self._texts(job)
         puts = await stand_ins(job, said.texts, self._reading)
+        if not _holds(puts, job.rules):
+            raise SummaryFailed("rules-lost")
         before, after = job.forwarded_tokens, _tokens(job, puts)
         if after >= before:
             raise SummaryFailed("longer")
@@ -215,6 +217,12 @@ def _tokens(job: Job, puts: tuple[Put, ...]) -> int:
     covered = {index for put in puts for index in range(*put.span)}
     whole = sum(each.tokens for index, each in enumerate(job.messages) if index not in covered)
     return whole + sum(each.tokens for put in puts for each in put.messages)
+
+
+def _holds(puts: tuple[Put, ...], rules: tuple[str, ...]) -> bool:
+    """Whether every rule is still there, word for word."""
+    text = "\n".join(each.text for put in puts for each in put.messages)
+    return all(rule in text for rule in rules)
 
 
 def _extracts(job: Job) -> tuple[str, ...]:

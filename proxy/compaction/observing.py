@@ -6,6 +6,7 @@ from collections.abc import Callable
 from proxy.anchors import Anchors
 from proxy.compaction.effects import Effects
 from proxy.compaction.fitting import Ask, Fit, Status
+from proxy.compaction.view import thread
 from proxy.core.anchor import anchored
 from proxy.core.event import MEASURED, Event
 from proxy.core.truncation import Answered
@@ -85,13 +86,9 @@ class Observing:
         """The first answer after a round: what it has come to, as the provider counts."""
         report, footing = fit.report, fit.footing
         if footing is not None and report.tokens_before is not None:
-            self._effects.note(
-                ask.tenant,
-                footing.root,
-                footing.standing,
-                before=report.tokens_due or report.tokens_before,
-                after=real,
-            )
+            whose = thread(ask, footing.root, report.strategy or "")
+            before = report.tokens_due or report.tokens_before
+            self._effects.note(whose, footing.standing, before=before, after=real)
         if report.conversation is None:
             return
         event = Event(

@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from proxy.compaction.view import View
 from proxy.core.digest import message_id
-from proxy.core.ledger import ledger, outdated, rendered
+from proxy.core.ledger import ledger, outdated, rendered, rules
 from proxy.core.masks import MASK_TOKENS, first_to_go
 from proxy.core.message import Message, latest_user, units
 from proxy.core.planner import Plan, plan, task_index, unchanged, with_edits
@@ -32,6 +33,7 @@ class Draft:
         asked: Size of the summary, in tokens; 0 where there is none.
         pays: Whether enough can be won to be worth a summary.
         ledger: What the user said and what was observed, for a chain of records; else empty.
+        rules: What the ledger must hold in any case.
         outdated: What the user said and no longer holds, by index of the message: no model shall see it.
     """
 
@@ -39,6 +41,7 @@ class Draft:
     asked: int
     pays: bool = True
     ledger: str = ""
+    rules: tuple[str, ...] = ()
     outdated: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -88,8 +91,7 @@ async def _anchored(view: View, room: Room, reading: Reading, *, small: bool) ->
     stay = {latest_user(view.body), task_index(view.body)}
     covered = frozenset(index for index in range(stop) if index not in stay)
     kept = chain_records(view.earlier) if view.earlier else ()
-    text = await ledger_text(view, covered)
-    told = await _tokens(text, view, reading)
+    told = await _tokens((await carried_over(view, covered)).text, view, reading)
     old = await asyncio.to_thread(outdated, view.body)
     said = " ".join(each.text for each in kept).casefold()
     room = replace(room, anew=any(value in said for value in old.values))
@@ -102,8 +104,8 @@ async def _anchored(view: View, room: Room, reading: Reading, *, small: bool) ->
     pays = _pays(view, made, asked, room)
     if not (small or pays):
         return None
-    text = await ledger_text(view, frozenset(made.gone))
-    return Draft(_with_task(view, made, room), asked, pays, text, old.texts)
+    kept_words = await carried_over(view, frozenset(made.gone))
+    return Draft(_with_task(view, made, room), asked, pays, *kept_words, old.texts)
 
 
 def _asked(view: View, removed: int) -> int:
@@ -158,12 +160,19 @@ def _with_task(view: View, made: Plan, room: Room) -> Plan:
     return with_edits(made, {task: "cap"}) if too_long else made
 
 
-async def ledger_text(view: View, covered: Collection[int]) -> str:
+class CarriedOver(NamedTuple):
+    """A ledger as text, and the rules that it must hold."""
+
+    text: str
+    rules: tuple[str, ...]
+
+
+async def carried_over(view: View, covered: Collection[int]) -> CarriedOver:
     """The ledger of what is covered, within the budget of `anchored`: every strategy falls back on it."""
     layout = view.policy.layout or LAYOUT
     gone = frozenset(covered) | (view.earlier.gone if view.earlier else frozenset())
     budget = int(layout.ledger.of(view.room.trigger) * CHARACTERS_A_TOKEN)
-    return await asyncio.to_thread(_ledger_text, view.body, gone, view.prefixes, pins_of(view), budget)
+    return await asyncio.to_thread(_carried_over, view.body, gone, view.prefixes, pins_of(view), budget)
 
 
 def pins_of(view: View) -> tuple[str, ...]:
@@ -171,14 +180,15 @@ def pins_of(view: View) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*view.wishes.pins, *view.ask.pins)))
 
 
-def _ledger_text(
+def _carried_over(
     body: tuple[Message, ...],
     gone: Collection[int],
     prefixes: tuple[bytes, ...],
     pins: tuple[str, ...],
     characters: int,
-) -> str:
-    return rendered(ledger(body, gone, lambda index: message_id(prefixes[index]), pins), characters)
+) -> CarriedOver:
+    found = ledger(body, gone, lambda index: message_id(prefixes[index]), pins)
+    return CarriedOver(rendered(found, characters), rules(found))
 
 
 async def _tokens(text: str, view: View, reading: Reading) -> int:

@@ -10,7 +10,7 @@ from proxy.compaction.effects import Effects
 from proxy.compaction.jobs import Job
 from proxy.compaction.making import Making
 from proxy.compaction.ordering import Ordering
-from proxy.compaction.planning import Draft, capped, drafted, ledger_text
+from proxy.compaction.planning import Draft, capped, carried_over, drafted
 from proxy.compaction.rounds import Rounds
 from proxy.compaction.view import View, Viewer
 from proxy.core.checkpoint import EXTRACT, Checkpoint, exact_digest
@@ -114,8 +114,7 @@ class Replacing:
             self._rounds.begin(job)
 
     def _paused(self, view: View) -> bool:
-        root = view.root
-        return root is not None and self._effects.paused(view.ask.tenant, root, view.size(view.effective))
+        return self._effects.paused(view.thread, view.size(view.effective))
 
     async def _round(self, view: View, due: str) -> tuple[Checkpoint, str | None]:
         """A round that is ready, or one made now."""
@@ -205,7 +204,8 @@ class Replacing:
         """The round with a text that no model wrote, and with what the user said."""
         if not job.ledger:
             gone = frozenset(job.plan.gone)
-            job = replace(job, ledger=await ledger_text(view, gone))
+            text, rules = await carried_over(view, gone)
+            job = replace(job, ledger=text, rules=rules)
         exact = exact_digest(job.messages[: job.plan.length])
         place = place_to_be(job.plan, job.earlier, job.prefixes, exact, extract=True)
         [key] = checkpoint_keys(job.tenant, job.root, job.policy.name, [place])

@@ -15,7 +15,6 @@ from proxy.compaction.jobs import Job
 from proxy.compaction.making import Making
 from proxy.core.checkpoint import Checkpoint
 from proxy.core.event import FAILED, Event
-from proxy.core.keys import hash_tag
 from proxy.errors import SummaryFailed
 from proxy.history import History
 from proxy.logs import COMPACTION_FAILED
@@ -92,17 +91,17 @@ class Rounds:
             self._task(job)
 
     def pending(self, key: str) -> Job | None:
-        """The job with a summary that is under way for the conversation of a checkpoint's key."""
-        tag = hash_tag(key)
-        jobs = (job for job, _ in self._running.values())
-        return next((job for job in jobs if job.brief is not None and hash_tag(job.key) == tag), None)
+        """The job with a summary that is under way under the root and strategy of a checkpoint's key."""
+        scope = key.rpartition(":")[0]
+        jobs = (job for job, _ in self._running.values() if job.brief is not None)
+        return next((job for job in jobs if job.key.rpartition(":")[0] == scope), None)
 
     def resting(self, job: Job) -> str | None:
         """Why no summary is asked for in this conversation just now; None if one may be."""
-        until, reason = self._resting.get(hash_tag(job.key), (0.0, ""))
+        until, reason = self._resting.get(job.thread, (0.0, ""))
         if until > self._clock():
             return reason
-        self._resting.pop(hash_tag(job.key), None)
+        self._resting.pop(job.thread, None)
         return None
 
     async def close(self) -> None:
@@ -142,7 +141,7 @@ class Rounds:
         reason = failed.reason if isinstance(failed, SummaryFailed) else "internal"
         while len(self._resting) >= MAX_RESTING:
             self._resting.pop(next(iter(self._resting)))
-        self._resting[hash_tag(job.key)] = (self._clock() + REST_S, reason)
+        self._resting[job.thread] = (self._clock() + REST_S, reason)
         _log.warning(
             COMPACTION_FAILED,
             conversation=job.conversation,

@@ -30,6 +30,8 @@ __all__ = ["Aligned", "Brief", "Spent", "Summarising", "SummaryRoute", "Written"
 OVERFLOW_SHARE = 0.7
 # What is cut to fit aims at this share of the room: what a character costs differs from place to place.
 CAREFUL_SHARE = 0.9
+# An answer with more characters for each token allowed than this is not what was asked for.
+TOO_LONG = 32
 MAX_PORTIONS = 12
 PORTIONS_AT_ONCE = 2
 LEAST_PORTION_TOKENS = 150
@@ -210,6 +212,8 @@ class Summarising:
     ) -> tuple[str, ...]:
         """The texts that an answer holds."""
         characters = len(answer.text)
+        if characters > TOO_LONG * brief.shape.allowed(tokens) and not cut:
+            raise SummaryFailed("longer")
         size = await self._size(brief, Message(role="assistant", text=answer.text)) if cut else 0
         whole = validated(
             answer.text,

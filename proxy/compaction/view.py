@@ -104,6 +104,11 @@ class View:
         return counted_at(self.ask.origin, self.ask.model, place_of(self.earlier, self.prefixes))
 
     @property
+    def thread(self) -> str:
+        """What tells conversations that begin alike apart, as far as their clients name them."""
+        return thread(self.ask, self.root or b"", self.policy.name)
+
+    @property
     def conversation(self) -> str | None:
         """The id that the headers gave, else the one that the stored rounds carry along."""
         return self.ask.conversation or (self.earlier.conversation if self.earlier else None)
@@ -202,6 +207,11 @@ class View:
             return replace(self, earlier=None, effective=self.messages)
         effective = render(self.messages, checkpoint.spans, checkpoint.stand_ins, checkpoint.edited)
         return replace(self, earlier=checkpoint, effective=effective)
+
+
+def thread(ask: Ask, root: bytes, strategy: str) -> str:
+    """What happened in one conversation under one strategy is known by this, and by nothing less."""
+    return "/".join((ask.tenant, root.hex(), strategy, ask.conversation or ""))
 
 
 def gauge_of(ask: Ask) -> Gauge:

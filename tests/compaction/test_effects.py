@@ -40,8 +40,8 @@ def test_a_round_is_judged_once_and_others_are_not_touched() -> None:
     assert not effects.paused(WHO, 900)
     effects.note(WHO, b"next", before=1_000, after=900)
     assert effects.paused(WHO, 900)
-    assert not effects.paused("other", b"root", 900)
-    assert not effects.paused("t", b"other", 900)
+    assert not effects.paused("other", 900)
+    assert not effects.paused("t/other/anchored/c_1", 900)
 
 
 def crowded(turns: int, system: int) -> list[JsonObject]:
