@@ -31,7 +31,7 @@ from proxy.compaction.ordering import Ordering
 from proxy.compaction.replacing import Replacing
 from proxy.compaction.rounds import Rounds
 from proxy.compaction.summarising import Summarising
-from proxy.compaction.view import Viewer
+from proxy.compaction.viewer import Viewer
 from proxy.config.model import Config
 from proxy.conversations import Conversations
 from proxy.counting import Counting
@@ -187,7 +187,7 @@ class _Parts:
 
     def observing(self) -> Observing:
         """What learns from answers."""
-        return Observing(self.learning, self.anchors, self.effects, self.history, self.owners, self.wishing)
+        return Observing(self.learning, self.anchors, self.effects, self.history, self.wishing)
 
     def api(self, config: Config) -> Api:
         """What the admin API needs."""

@@ -8,7 +8,7 @@ Conversations that begin alike share a root: an event belongs to the one it name
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from proxy.core import checkpoint
+from proxy.core import checkpoint_fields
 from proxy.core.event import COMPACTED, MEASURED, Event, from_fields, to_fields
 from proxy.core.keys import checkpoint_keys, checkpoints_key, events_key, roots_key, rounds_key
 from proxy.core.policy import STRATEGIES
@@ -142,7 +142,7 @@ class History:
 
 def _kept(place: bytes, fields: Fields | None, at: float) -> Event | None:
     """What a checkpoint says of its round; None if there is none."""
-    made = checkpoint.from_fields(fields) if fields else None
+    made = checkpoint_fields.from_fields(fields) if fields else None
     if made is None:
         return None
     return Event(

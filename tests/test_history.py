@@ -7,7 +7,8 @@ import pytest
 
 from proxy.adapters.memory_store import MemoryStore
 from proxy.adapters.sqlite_store import SqliteStore
-from proxy.core.checkpoint import Checkpoint, to_fields
+from proxy.core.checkpoint import Checkpoint
+from proxy.core.checkpoint_fields import to_fields
 from proxy.core.event import COMPACTED, FAILED, MEASURED, Event
 from proxy.core.keys import checkpoint_keys, checkpoints_key, rounds_key
 from proxy.history import KEPT_EVENTS, History, Installed, round_line

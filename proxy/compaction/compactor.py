@@ -14,7 +14,8 @@ from proxy.compaction.cutting import cut, sized
 from proxy.compaction.fitting import Ask, Fit, Mode, Report, Status
 from proxy.compaction.policies import policy_for
 from proxy.compaction.replacing import QUIET, Replacing
-from proxy.compaction.view import View, Viewer
+from proxy.compaction.view import View
+from proxy.compaction.viewer import Viewer
 from proxy.core.anchor import anchored
 from proxy.core.message import Message
 from proxy.core.places import place_of

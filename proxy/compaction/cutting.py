@@ -116,7 +116,7 @@ def _allowed(message: Message, tokens: int | None, handle: str, ending: str) -> 
     """The message brought down to about `tokens`, the notice of what is missing included, its ending not."""
     if tokens is WHOLE:
         return message
-    if tokens == GONE:
+    if tokens == GONE and not ending:
         return None
     size = message.tokens - _ending_tokens(message, ending)
     share = max(0, CUT_MARGIN * tokens - NOTICE_TOKENS) / max(1, size)

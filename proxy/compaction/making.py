@@ -13,7 +13,8 @@ from proxy.compaction.jobs import Job
 from proxy.compaction.stand_ins import Put, stand_ins
 from proxy.compaction.summarising import Summarising
 from proxy.compaction.turns import turn
-from proxy.core.checkpoint import EXTRACT, Checkpoint, covered_results, exact_digest, from_fields, to_fields
+from proxy.core.checkpoint import EXTRACT, Checkpoint, covered_results, exact_digest
+from proxy.core.checkpoint_fields import from_fields, to_fields
 from proxy.core.digest import message_id
 from proxy.core.event import COMPACTED, Event
 from proxy.core.extract import extractive

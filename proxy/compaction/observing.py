@@ -14,7 +14,6 @@ from proxy.dialects.chat import mentioned
 from proxy.dialects.usage import Usage
 from proxy.history import History
 from proxy.learning import Learning
-from proxy.owners import Owners
 from proxy.wishes import Wishing
 
 
@@ -26,7 +25,6 @@ class Observing:
         anchors: What was counted of conversations.
         effects: Whether rounds do any good.
         history: What happened to conversations.
-        owners: Whose conversations are.
         wishing: What people have asked of conversations.
         now: Seconds since the epoch, for events.
     """
@@ -37,7 +35,6 @@ class Observing:
         anchors: Anchors,
         effects: Effects,
         history: History,
-        owners: Owners,
         wishing: Wishing,
         *,
         now: Callable[[], float] = time.time,
@@ -46,7 +43,6 @@ class Observing:
         self._anchors = anchors
         self._effects = effects
         self._history = history
-        self._owners = owners
         self._wishing = wishing
         self._now = now
 
@@ -54,7 +50,6 @@ class Observing:
         """Take note of one answered request."""
         named = fit.report.conversation or ask.conversation
         if named is not None:
-            await self._owners.note(ask.tenant, named)
             for pin in ask.pins:
                 await self._wishing.pin(ask.tenant, named, pin)
         if usage is None or not fit.estimate:

@@ -12,7 +12,8 @@ from proxy.compaction.making import Making
 from proxy.compaction.ordering import Ordering
 from proxy.compaction.planning import Draft, capped, carried_over, drafted
 from proxy.compaction.rounds import Rounds
-from proxy.compaction.view import View, Viewer
+from proxy.compaction.view import View
+from proxy.compaction.viewer import Viewer
 from proxy.core.checkpoint import EXTRACT, Checkpoint, exact_digest
 from proxy.core.keys import checkpoint_keys
 from proxy.core.message import latest_user

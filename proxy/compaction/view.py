@@ -1,20 +1,16 @@
 """One request as it stands: read, digested, matched with what is stored of it, and sized."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from proxy.anchors import Anchors
-from proxy.compaction.checkpoint_index import CheckpointIndex
 from proxy.compaction.fitting import Ask, Footing
-from proxy.compaction.policies import policy_for
 from proxy.core.anchor import Anchor, bound, predicted
 from proxy.core.anchor import place_of as counted_at
-from proxy.core.budget import Budget, budget
+from proxy.core.budget import Budget
 from proxy.core.calibration import Calibration
-from proxy.core.checkpoint import Checkpoint, deepest, found_by, from_fields
-from proxy.core.digest import prefix_digests
-from proxy.core.keys import checkpoint_keys, checkpoints_key, root_of, staged_key
+from proxy.core.checkpoint import Checkpoint
+from proxy.core.keys import root_of
 from proxy.core.message import Message, latest_user
 from proxy.core.places import place_of
 from proxy.core.planner import gained, task_index
@@ -22,19 +18,12 @@ from proxy.core.policy import Policy
 from proxy.core.render import render
 from proxy.core.tail import Room
 from proxy.core.trigger import Marks, Row, automatic, fired, mark, marks
-from proxy.learning import Learning
-from proxy.reading import Gauge, Reading
-from proxy.storage.records import Records
+from proxy.reading import Gauge
 from proxy.wishes import NONE as NO_WISHES
-from proxy.wishes import Wishes, Wishing
+from proxy.wishes import Wishes
 
 # What no round removes leaves nothing worth a round where it passes this share of T.
 FLOOR_SHARE = 0.80
-# After each overflow the request is made to fit in this share of its limit: the estimate was wrong.
-TIGHT_SHARE = 0.85
-# What matters is cut only where the estimate is over the window by more than it may be wrong; if it was right
-# after all, the upstream refuses, and it is cut then. By the number of refusals so far.
-DOUBT_SHARES = (1.02, 1.02, 0.95, 0.85)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,93 +206,3 @@ def thread(ask: Ask, root: bytes, strategy: str) -> str:
 def gauge_of(ask: Ask) -> Gauge:
     """How a request is counted."""
     return Gauge(ask.model, ask.settings.compaction.counter)
-
-
-class Viewer:
-    """Takes views of requests."""
-
-    def __init__(
-        self,
-        reading: Reading,
-        records: Records,
-        index: CheckpointIndex,
-        learning: Learning,
-        anchors: Anchors,
-        wishes: Wishing,
-    ) -> None:
-        self._reading = reading
-        self._records = records
-        self._index = index
-        self._learning = learning
-        self._anchors = anchors
-        self._wishes = wishes
-
-    async def view(self, ask: Ask, *, refusals: int = 0) -> View:
-        """The request as it stands, after so many overflow errors.
-
-        Raises:
-            Unreadable: A message is none.
-        """
-        gauge = gauge_of(ask)
-        policy = policy_for(ask.settings, ask.strategy)
-        messages = await self._reading.messages(ask.body.messages, gauge)
-        overhead = await self._reading.overhead(ask.body.prompt_members, gauge)
-        body = tuple(message for message in messages if not message.privileged)
-        learned = await self._learning.of(ask.tenant, ask.origin, ask.model)
-        window = learned.window_for(ask.model, ask.settings.window)
-        spent = budget(window, policy.reserves, ask.body.max_output)
-        most = max(spent.limit, window - (ask.body.max_output or 0))
-        view = View(
-            ask=ask,
-            policy=policy,
-            messages=messages,
-            body=body,
-            prefixes=tuple(prefix_digests(body)),
-            overhead=overhead,
-            calibration=learned.calibration,
-            budget=replace(spent, limit=int(spent.limit * TIGHT_SHARE**refusals)),
-            most=int(most * DOUBT_SHARES[refusals]),
-            earlier=None,
-            effective=messages,
-        )
-        return await self._matched(view)
-
-    async def staged(self, view: View, *, late: bool = False) -> Checkpoint | None:
-        """The deepest checkpoint that was made ahead of need and stands for this request.
-
-        One that leads further than what is in force; or, if `late`, one that covers just the same.
-        """
-        root = view.root
-        if root is None:
-            return None
-        places = await self._index.places(staged_key(view.ask.tenant, root, view.policy.name))
-        found = await self._deepest(view, places.difference(view.wishes.undone))
-        done = view.earlier.length if view.earlier else 0
-        fitting = found is not None and (found.length == done if late else found.length > done)
-        return found if fitting else None
-
-    async def _matched(self, view: View) -> View:
-        """The view with what is stored of its conversation."""
-        root = view.root
-        if root is None:
-            return view
-        places = await self._index.places(checkpoints_key(view.ask.tenant, root, view.policy.name))
-        checkpoint = await self._deepest(view, places)
-        named = view.ask.conversation or (checkpoint.conversation if checkpoint else None)
-        wishes = await self._wishes.of(view.ask.tenant, named) if named else NO_WISHES
-        if checkpoint is not None and wishes.undone:
-            checkpoint = await self._deepest(view, places.difference(wishes.undone))
-        matched = replace(view.with_checkpoint(checkpoint), wishes=wishes)
-        anchor = await self._anchors.find(view.ask.tenant, root, view.prefixes, matched.standing)
-        return replace(matched, anchor=anchor)
-
-    async def _deepest(self, view: View, places: Collection[bytes]) -> Checkpoint | None:
-        """The deepest checkpoint at these places that stands for the request."""
-        ours = set(view.prefixes)
-        candidates = sorted(each for each in places if found_by(each) in ours)
-        root = view.root
-        if not candidates or root is None:
-            return None
-        keys = checkpoint_keys(view.ask.tenant, root, view.policy.name, candidates)
-        found = await self._records.find(keys)
-        return deepest((from_fields(fields) if fields else None for fields in found), view.body)

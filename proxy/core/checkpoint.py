@@ -6,10 +6,8 @@ So a wrong, stale or shared identity is a miss, never a leak. Indices count non-
 """
 
 import hashlib
-from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from proxy.core.digest import chain, outline_digest
 from proxy.core.message import Message, Span, latest_user, units
@@ -148,9 +146,7 @@ def _remembered(index: int, message: Message) -> Result:
 
 
 def _known(result: Result, message: Message) -> bool:
-    """Whether the message is the remembered result, as it was, cleared or shortened."""
-    if message.digest == result.digest:
-        return True
+    """Whether the message is the remembered result, cleared or shortened."""
     if outline_digest(message) != result.outline:
         return False
     characters = len(message.text)
@@ -159,21 +155,24 @@ def _known(result: Result, message: Message) -> bool:
     )
 
 
-def _same_prefix(checkpoint: Checkpoint, messages: Sequence[Message]) -> bool:
-    """Whether the covered prefix is the one that the checkpoint was made of, shortened results allowed."""
+def _same_prefix(checkpoint: Checkpoint, messages: Sequence[Message], *, shortened: bool) -> bool:
+    """Whether the covered prefix is the one that the checkpoint was made of."""
     results = {result.index: result for result in checkpoint.results}
     prefix = list(enumerate(messages[: checkpoint.length]))
-    if not all(_known(results[index], message) for index, message in prefix if index in results):
+    changed = [k for k, message in prefix if k in results and message.digest != results[k].digest]
+    if not all(shortened and _known(results[k], messages[k]) for k in changed):
         return False
     restored = (results[k].digest if k in results else message.digest for k, message in prefix)
     return chain(restored)[-1] == checkpoint.exact
 
 
-def stands(checkpoint: Checkpoint, messages: Sequence[Message]) -> bool:
+def stands(checkpoint: Checkpoint, messages: Sequence[Message], conversation: str | None = None) -> bool:
     """Whether a checkpoint may be applied to these non-privileged messages.
 
     It may if it covers their prefix and not their latest user message, which is never hidden from the model:
-    it stays in its place, or its text is carried by the stand-in.
+    it stays in its place, or its text is carried by the stand-in. A result that is shorter than the one
+    remembered is taken for cleared in the checkpoint's own conversation only: under another id that the
+    client gave, it is another result.
     """
     if not 0 < checkpoint.length <= len(messages):
         return False
@@ -183,116 +182,38 @@ def stands(checkpoint: Checkpoint, messages: Sequence[Message]) -> bool:
     end = max((span.stop for span in checkpoint.spans if span.start not in checkpoint.edited), default=0)
     if not any(end in unit for unit in units(messages)):  # a further result of a call that is gone
         return False
-    return _same_prefix(checkpoint, messages)
+    return _same_prefix(checkpoint, messages, shortened=conversation in {None, checkpoint.conversation})
 
 
-def deepest(found: Iterable[Checkpoint | None], messages: Sequence[Message]) -> Checkpoint | None:
-    """The checkpoint that covers most and may be applied; of several, what a model wrote at last."""
+def current(checkpoint: Checkpoint, messages: Sequence[Message]) -> Checkpoint:
+    """The checkpoint without what it shortened and the client has since shortened itself."""
+    made_of = {result.index: result.digest for result in checkpoint.results}
+    changed = {k for k in checkpoint.edited & made_of.keys() if messages[k].digest != made_of[k]}
+    if not changed:
+        return checkpoint
+    pieces = [(span, put) for span, put in checkpoint.pieces if span.start not in changed]
+    return replace(
+        checkpoint,
+        spans=tuple(span for span, _ in pieces),
+        stand_ins=tuple(put for _, put in pieces),
+        edited=checkpoint.edited - changed,
+    )
+
+
+def deepest(
+    found: Iterable[Checkpoint | None], messages: Sequence[Message], conversation: str | None = None
+) -> Checkpoint | None:
+    """The checkpoint that covers most and may be applied; of several, what a model wrote at last.
+
+    Args:
+        found: Checkpoints that may stand for the messages.
+        messages: The non-privileged messages of a request.
+        conversation: The id that its client gave, if any.
+    """
     candidates = sorted(
         (each for each in found if each),
         key=lambda each: (each.length, each.round, each.writer != EXTRACT, len(each.spans)),
         reverse=True,
     )
-    return next((each for each in candidates if stands(each, messages)), None)
-
-
-def to_fields(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The checkpoint as JSON values, for an envelope."""
-    return {
-        "strategy": checkpoint.strategy,
-        "conversation": checkpoint.conversation,
-        "round": checkpoint.round,
-        "length": checkpoint.length,
-        "exact": checkpoint.exact.hex(),
-        "results": [
-            [each.index, each.digest.hex(), each.outline.hex(), each.head.hex(), each.characters]
-            for each in checkpoint.results
-        ],
-        "spans": [list(span) for span in checkpoint.spans],
-        "stand_ins": [[_stand_in_fields(each) for each in put] for put in checkpoint.stand_ins],
-        "summary": checkpoint.summary,
-        "tokens": [checkpoint.tokens_before, checkpoint.tokens_after],
-        "listed": checkpoint.listed,
-        "carried": checkpoint.carried,
-        "rounds": list(checkpoint.rounds),
-        "writer": checkpoint.writer,
-        "edited": sorted(checkpoint.edited),
-    }
-
-
-def _stand_in_fields(message: Message) -> list[Any]:
-    return [
-        message.role,
-        message.text,
-        b64encode(message.raw).decode(),
-        message.tokens,
-        list(message.answers),
-    ]
-
-
-def from_fields(fields: Mapping[str, Any]) -> Checkpoint | None:
-    """The checkpoint that `to_fields` gave, or None if these are not its fields."""
-    try:
-        checkpoint = Checkpoint(
-            strategy=str(fields["strategy"]),
-            conversation=str(fields["conversation"]),
-            round=int(fields["round"]),
-            length=int(fields["length"]),
-            exact=bytes.fromhex(fields["exact"]),
-            results=tuple(map(_result, fields["results"])),
-            spans=tuple(Span(int(start), int(stop)) for start, stop in fields["spans"]),
-            stand_ins=tuple(map(_stand_ins, fields["stand_ins"])),
-            summary=str(fields["summary"]),
-            tokens_before=int(fields["tokens"][0]),
-            tokens_after=int(fields["tokens"][1]),
-            listed=int(fields["listed"]),
-            carried=fields.get("carried"),
-            rounds=tuple(map(int, fields.get("rounds", ()))),
-            writer=str(fields.get("writer", "")),
-            edited=frozenset(map(int, fields.get("edited", ()))),
-        )
-    except (KeyError, ValueError, TypeError, IndexError, OverflowError):
-        return None
-    return checkpoint if _sound(checkpoint) else None
-
-
-def _result(fields: Sequence[Any]) -> Result:
-    index, digest, outline, head, characters = fields
-    return Result(
-        index=int(index),
-        digest=bytes.fromhex(digest),
-        outline=bytes.fromhex(outline),
-        head=bytes.fromhex(head),
-        characters=int(characters),
-    )
-
-
-def _stand_ins(fields: Sequence[Any] | None) -> tuple[Message, ...]:
-    """What stands in for a span. Version 0.1 wrote one message, or null for nothing."""
-    if fields is None or fields == []:
-        return ()
-    return tuple(_stand_in(each) for each in ([fields] if isinstance(fields[0], str) else fields))
-
-
-def _stand_in(fields: Sequence[Any]) -> Message:
-    role, text, raw, tokens, *answers = fields
-    return Message(
-        role=str(role),
-        text=str(text),
-        answers=tuple(map(str, answers[0])) if answers else (),
-        raw=b64decode(raw, validate=True),
-        tokens=int(tokens),
-    )
-
-
-def _sound(checkpoint: Checkpoint) -> bool:
-    """Whether the spans are in order, within what the checkpoint speaks of, and have a stand-in each."""
-    edges = [0, *(edge for span in checkpoint.spans for edge in span), checkpoint.length]
-    return (
-        edges == sorted(edges)
-        and all(span.start < span.stop for span in checkpoint.spans)
-        and len(checkpoint.spans) == len(checkpoint.stand_ins)
-        and (checkpoint.carried is None or type(checkpoint.carried) is int)
-        and checkpoint.edited
-        <= {span.start for span, put in checkpoint.pieces if span.stop - span.start == len(put) == 1}
-    )
+    standing = next((each for each in candidates if stands(each, messages, conversation)), None)
+    return standing and current(standing, messages)

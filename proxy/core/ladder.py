@@ -137,21 +137,26 @@ def squeeze(
 
 
 def _last_rungs(rung: _Rung, fixed: set[int], ours: AbstractSet[int], most: int) -> Squeeze:
-    """Beside what is kept only the last unit is left: cut it, ours, the latest message, all but `fixed`."""
+    """Beside what is kept only the last unit is left: what gives next, until it fits.
+
+    A large latest message, down to a cap; ours; all of the latest message; what is left of ours; the task.
+    """
     kept = rung.kept
     older = kept - {len(rung.messages) - 1} | fixed
+    nothing: set[int] = set()
     ways = (
-        (kept, CUT_FLOOR),
-        (kept - ours, CUT_FLOOR),
-        (kept - ours, LEAST),
-        (older, CUT_FLOOR),
-        (older - ours, CUT_FLOOR),
-        (older - ours, LEAST),
-        (fixed, CUT_FLOOR),
-        (fixed, LEAST),
+        (kept, nothing, CUT_FLOOR),
+        (older, nothing, CAP_FLOOR),
+        (kept - ours, nothing, CUT_FLOOR),
+        (older - ours, nothing, CUT_FLOOR),
+        (kept - ours, ours, CUT_FLOOR),
+        (older - ours, ours, LEAST),
+        (fixed, nothing, CUT_FLOOR),
+        (fixed, ours, CUT_FLOOR),
+        (fixed, ours, LEAST),
     )
-    for whole, floor in ways:
-        safe = replace(rung, kept=whole, floor=floor)
+    for whole, dropped, floor in ways:
+        safe = replace(rung, kept=whole, gone=rung.gone | dropped, floor=floor)
         for tried in (safe, replace(safe, limit=(safe.least() + most) // 2)):
             if tried.cap() is not None:
                 return tried.squeezed()

@@ -24,7 +24,7 @@ from proxy.compaction.ordering import Ordering
 from proxy.compaction.replacing import Replacing
 from proxy.compaction.rounds import Rounds
 from proxy.compaction.summarising import Summarising
-from proxy.compaction.view import Viewer
+from proxy.compaction.viewer import Viewer
 from proxy.config.model import Config, for_model
 from proxy.core.event import Event
 from proxy.counting import Counting

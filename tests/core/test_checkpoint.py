@@ -16,11 +16,10 @@ from proxy.core.checkpoint import (
     deepest,
     exact_digest,
     found_by,
-    from_fields,
     place,
     stands,
-    to_fields,
 )
+from proxy.core.checkpoint_fields import from_fields, to_fields
 from proxy.core.digest import message_digest
 from proxy.core.message import Call, Message, Part, Span
 
@@ -293,3 +292,20 @@ def test_fields_are_read_whatever_they_hold(
     checkpoint = from_fields({**BASE, **fields} if complete else fields)
 
     assert checkpoint is None or from_fields(to_fields(checkpoint)) == checkpoint
+
+
+def test_a_shorter_result_of_a_conversation_with_another_id_is_another_result() -> None:
+    made = covering(LIST, Span(0, 4))
+    cleared = [TASK, CALLING, text(RESULT, "gone"), SAID, NEXT]
+    assert stands(made, cleared)
+    assert stands(made, cleared, "c_1")
+    assert not stands(made, cleared, "c_2")
+    assert stands(made, LIST, "c_2")
+
+
+def test_what_the_client_has_shortened_itself_is_not_put_back() -> None:
+    capped = text(RESULT, "line 0 … line 99")
+    made = replace(covering(LIST, Span(2, 3)), stand_ins=((capped,),), edited=frozenset({2}))
+    assert deepest([made], [TASK, CALLING, RESULT, SAID, NEXT]) == made
+    found = deepest([made], [TASK, CALLING, text(RESULT, "gone"), SAID, NEXT])
+    assert found == replace(made, spans=(), stand_ins=(), edited=frozenset())

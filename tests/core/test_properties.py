@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.checkpoint import Checkpoint, deepest, from_fields, stands, to_fields
+from proxy.core.checkpoint import Checkpoint, deepest, stands
+from proxy.core.checkpoint_fields import from_fields, to_fields
 from proxy.core.digest import message_digest
 from proxy.core.ladder import GONE, WHOLE, squeeze
 from proxy.core.masks import first_to_go

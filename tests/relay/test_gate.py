@@ -11,7 +11,7 @@ from proxy.adapters.memory_store import MemoryStore
 from proxy.anchors import Anchors
 from proxy.compaction.checkpoint_index import CheckpointIndex
 from proxy.compaction.fitting import Ask, Mode
-from proxy.compaction.view import Viewer
+from proxy.compaction.viewer import Viewer
 from proxy.config.model import Config, for_model
 from proxy.counting import Counting
 from proxy.dialects.chat import read
