@@ -33,7 +33,6 @@ from proxy.dialects.usage import Usage
 from proxy.errors import StoreUnavailable, SummaryFailed
 from proxy.history import History
 from proxy.learning import Learning
-from proxy.owners import Owners
 from proxy.ports import Store, SummaryAnswer, SummaryCall
 from proxy.reading import Reading
 from proxy.relay.identity import minted
@@ -191,7 +190,7 @@ async def bench(
     viewer = Viewer(reading, records, index, learning, anchors, wishing)
     ordering = Ordering(instructions, lambda tenant, prefix: minted(b"secret", tenant, prefix), TTL_S)
     replacing = Replacing(viewer, rounds, making, reading, wishing, effects, ordering)
-    observing = Observing(learning, anchors, effects, history, Owners(records, TTL_S), wishing)
+    observing = Observing(learning, anchors, effects, history, wishing)
     yield Bench(
         compactor=Compactor(viewer, replacing, reading, learning),
         rounds=rounds,
