@@ -25,7 +25,6 @@ __all__ = [
     "Remark",
     "ledger",
     "outdated",
-    "priority",
     "rendered",
     "rules",
 ]
@@ -34,8 +33,6 @@ __all__ = [
 COMPARED = 64
 # The beginning of a long message that is quoted with the remaining words of the user, in characters.
 HEAD_CHARACTERS = 600
-# A tool's output up to this length is cheap to keep, in characters.
-SHORT_OUTPUT_CHARACTERS = 400
 PIN = -1
 # In order of how much it costs to lose one.
 _WEIGHT = {Kind.FACT: 1, Kind.DECISION: 2, Kind.PREFERENCE: 2, Kind.REQUEST: 3, Kind.RULE: 4}
@@ -175,28 +172,3 @@ def outdated(messages: Sequence[Message]) -> Outdated:
 def rules(ledger: Ledger) -> tuple[str, ...]:
     """The texts of rules and pins as they are rendered, in one line; each has to be in what is forwarded."""
     return tuple(flat(entry.text) for entry in ledger.entries if entry.kind is Kind.RULE)
-
-
-def _decides(message: Message) -> bool:
-    if message.calls:
-        return any(each.deeds and each.deeds != ("read",) for each in observed([message], [0]))
-    return any(said.kind in {Kind.RULE, Kind.DECISION} for said in statements(message.text))
-
-
-def priority(message: Message) -> int:
-    """How much a message matters when something has to go: 0 says nothing, 3 bears a decision.
-
-    1 is output that can be had again, 2 what was said or went wrong.
-    """
-    text = message.text.strip()
-    if message.answers or message.role in {"tool", "function"}:
-        lines = text.splitlines()
-        if len(text) < 3 or (len(lines) > 3 and len(set(lines)) * 4 <= len(lines)):
-            return 0
-        failed = any(each.kind in {"error", "exit"} for each in observed([message], [0]))
-        return 2 if failed or len(text) <= SHORT_OUTPUT_CHARACTERS else 1
-    if not (text or message.calls or message.parts or message.refusal):
-        return 0
-    if message.role == "user" or _decides(message):
-        return 3
-    return 2 if text else 1

@@ -31,7 +31,7 @@ _BLANK = re.compile(r"\s+")
 _BRACKETS = str.maketrans("[\uff3b\u3010\u3014\u27e6]\uff3d\u3011\u3015\u27e7", "(((((" + ")))))")
 
 # Ranks, from what goes first.
-WORTHLESS, OLD, TELLING = range(3)
+_WORTHLESS, _OLD, _TELLING = range(3)
 
 
 def one_line(text: str, characters: int) -> str:
@@ -88,14 +88,6 @@ def masked_text(message: Message, call: Call | None, handle: str) -> str:
     return f"[{f'{asked}: {size}{told}'.translate(_BRACKETS)}; left out, {handle}]"
 
 
-def ranks(messages: Sequence[Message]) -> dict[int, int]:
-    """How soon each tool result can go, by index.
-
-    First what is empty, was said again later, or was read again later; last what tells of an error.
-    """
-    return {index: _rank(messages[index], again=again) for index, again in _repeated(messages).items()}
-
-
 def _repeated(messages: Sequence[Message]) -> dict[int, bool]:
     """Whether each tool result was said again, or read again, later; by index."""
     calls = answered_calls(messages)
@@ -116,12 +108,15 @@ def _repeated(messages: Sequence[Message]) -> dict[int, bool]:
 
 def _rank(message: Message, *, again: bool) -> int:
     if again or not message.text.strip():
-        return WORTHLESS
-    return TELLING if first_error(message.text) else OLD
+        return _WORTHLESS
+    return _TELLING if first_error(message.text) else _OLD
 
 
 def first_to_go(messages: Sequence[Message], among: Sequence[int]) -> Iterator[int]:
-    """The tool results among the given indices, in the order in which to mask them."""
+    """The tool results among the given indices, in the order in which to mask them.
+
+    First what is empty, was said again later, or was read again later; last what tells of an error.
+    """
     again = _repeated(messages)
     rank = {index: _rank(messages[index], again=again[index]) for index in among if index in again}
     yield from sorted(rank, key=lambda index: (rank[index], index))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.ledger import Entry, Kind, Ledger, Observed, Remark, ledger, priority, rendered, rules
+from proxy.core.ledger import Entry, Kind, Ledger, Observed, Remark, ledger, rendered, rules
 from proxy.core.message import Call, Message
 
 KIT_REASON = "compaction-conformance-kit is not installed"
@@ -181,26 +181,6 @@ def test_whatever_users_write_the_ledger_quotes_it(said: list[str], characters: 
     assert rendered(found, characters) == rendered(of(messages), characters)
     for entry in found.entries:
         assert all(part in messages[entry.at].text for part in entry.text.split("; "))
-
-
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        (Message("tool", "", answers=("x",)), 0),
-        (Message("tool", "ok\n" * 50, answers=("x",)), 0),
-        (Message("assistant"), 0),
-        (Message("tool", "\n".join(f"row {k} of the table" for k in range(99)), answers=("x",)), 1),
-        (Message("assistant", calls=(Call("", "read", '{"path":"a"}'),)), 1),
-        (Message("tool", "short answer", answers=("x",)), 2),
-        (Message("tool", "KeyError: 1\n" + "\n".join(map(str, range(999))), answers=("x",)), 2),
-        (Message("assistant", "I looked at it."), 2),
-        (Message("assistant", "We decided to use Postgres."), 3),
-        (Message("assistant", calls=(Call("", "edit", '{"path":"a"}'),)), 3),
-        (Message("user", "Hello"), 3),
-    ],
-)
-def test_a_message_matters_by_what_it_bears(message: Message, expected: int) -> None:
-    assert priority(message) == expected
 
 
 CHATTER = (
