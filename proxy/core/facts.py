@@ -22,8 +22,8 @@ HEAD_CHARACTERS, TAIL_CHARACTERS = 24 * 1024, 8 * 1024
 LINE_CHARACTERS = 2_000
 # Quoted of a line that reports an error, of a shell command, and of any other value, in characters.
 ERROR_CHARACTERS, COMMAND_CHARACTERS, VALUE_CHARACTERS = 120, 100, 160
-# Messages longer than this are cached apart, so that the cache stays small, in characters.
-SMALL_CHARACTERS = 4_096
+# Messages are cached apart beyond the first, not at all beyond the second, so that caches stay small.
+SMALL_CHARACTERS, LARGE_CHARACTERS = 4_096, 65_536
 # What one message may contribute.
 VALUES_A_MESSAGE, ERRORS_A_MESSAGE = 40, 3
 
@@ -261,10 +261,11 @@ def _seen(message: Message) -> tuple[tuple[str, str, str], ...]:
     """What a message shows, in order. Only the parts that are looked at are held in a cache."""
     calls = tuple(replace(call, arguments=looked_at(call.arguments)) for call in message.calls)
     text = looked_at(message.text)
-    small = len(text) + sum(len(call.arguments) for call in calls) <= SMALL_CHARACTERS
-    return (_seen_in_small if small else _seen_in_large)(
-        calls, text, bool(message.answers) or message.role in {"tool", "function"}
-    )
+    result = bool(message.answers) or message.role in {"tool", "function"}
+    size = len(text) + sum(len(call.id) + len(call.name) + len(call.arguments) for call in calls)
+    if size > LARGE_CHARACTERS:
+        return _shown(calls, text, result)
+    return (_seen_in_small if size <= SMALL_CHARACTERS else _seen_in_large)(calls, text, result)
 
 
 def _shown(calls: tuple[Call, ...], text: str, result: bool) -> tuple[tuple[str, str, str], ...]:  # noqa: FBT001 - an lru_cache tells by position

@@ -58,7 +58,8 @@ def _words(text: str) -> frozenset[str]:
     return frozenset().union(*stems, *exact)
 
 
-@lru_cache(maxsize=16)
+# One summary asks of the same texts many times; to hold more would be to hold whole conversations.
+@lru_cache(maxsize=2)
 def _said(texts: tuple[str, ...]) -> tuple[tuple[frozenset[str], bool], ...]:
     """Statements of users: what each is about, and whether it is negated."""
     found: list[tuple[frozenset[str], bool]] = []
