@@ -248,7 +248,7 @@ class Learning:
     def _from(self, fields: Fields | None, model: str) -> Learned:
         try:
             return from_fields(fields) if fields is not None else Learned(Calibration.prior(model))
-        except (KeyError, ValueError, TypeError):
+        except (KeyError, ValueError, TypeError, OverflowError):
             return Learned(Calibration.prior(model))
 
 

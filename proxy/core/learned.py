@@ -80,7 +80,7 @@ def from_fields(fields: Mapping[str, Any]) -> Learned:
     """The record that `to_fields` wrote, by this version or an earlier one.
 
     Raises:
-        KeyError, ValueError, TypeError: It is none of ours.
+        KeyError, ValueError, TypeError, OverflowError: It is none of ours.
     """
     return Learned(
         Calibration.from_dict(fields["calibration"]),

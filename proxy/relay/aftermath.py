@@ -13,6 +13,7 @@ from proxy.compaction.observing import Observing
 from proxy.conversations import Conversations
 from proxy.dialects.chat import models_named, probe_body
 from proxy.dialects.usage import Usage, UsageTap
+from proxy.errors import UpstreamError
 from proxy.guard import contained
 from proxy.learning import Learning
 from proxy.logs import NOT_OBSERVED
@@ -128,7 +129,11 @@ class Aftermath:
         if body is None:
             return None
         request = build_request(self._upstream, answered.scope, body)
-        async with aclosing(await open_answer(self._upstream, request)) as answer:
+        try:
+            opened = await open_answer(self._upstream, request)
+        except UpstreamError:  # the client's own answer still says something
+            return None
+        async with aclosing(opened) as answer:
             fields = answer.response.headers
             tap = UsageTap(fields.get("content-type", ""), fields.get("content-encoding", ""))
             tap.feed(await answer.peek(MAX_PROBE_BYTES))
