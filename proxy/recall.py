@@ -7,7 +7,7 @@ whoever asks can name, because it stands in their own list.
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -90,7 +90,7 @@ def _match(text: str, patterns: list[re.Pattern[str]]) -> tuple[float, int] | No
     """Score and offset of the first match; None unless every pattern is there."""
     words, first = 0, len(text)
     for pattern in patterns:
-        found = next(iter(pattern.finditer(text)), None)
+        found = pattern.search(text)
         if found is None:
             return None
         first = min(first, found.start())
@@ -100,12 +100,13 @@ def _match(text: str, patterns: list[re.Pattern[str]]) -> tuple[float, int] | No
 
 def _hits(
     record: Fields, made: Round, patterns: list[re.Pattern[str]], allowed: Callable[[str], bool]
-) -> Iterator[Hit]:
+) -> list[Hit]:
+    hits: list[Hit] = []
     for message in messages_of(record):
         found = _match(message.text, patterns) if allowed(message.id) else None
         if found is not None:
             score, at = found
-            yield Hit(
+            hit = Hit(
                 message_id=message.id,
                 index=message.index,
                 role=message.role,
@@ -115,6 +116,8 @@ def _hits(
                 score=score,
                 snippet=_snippet(message.text, at),
             )
+            hits.append(hit)
+    return hits
 
 
 class Recall:
@@ -154,7 +157,7 @@ class Recall:
         async for record, made in self._archives(tenant, conversation, known):
             allowed = _allowed(made, conversation, known)
             # In a thread, so that a large archive holds nobody's answer up.
-            for hit in await asyncio.to_thread(lambda: list(_hits(record, made, patterns, allowed))):  # noqa: B023
+            for hit in await asyncio.to_thread(_hits, record, made, patterns, allowed):
                 found.setdefault(hit.message_id, hit)
         ranked = sorted(found.values(), key=lambda hit: (-hit.score, -hit.at, -hit.index))
         return ranked[: min(limit, MAX_HITS)]
