@@ -2,8 +2,8 @@
 
 Rungs, each only as far as needed: cap the largest of the older messages, leave out the oldest units, leave
 out all but the last one and cut what is left of it. Privileged messages and the latest user message stay
-whole; stand-ins, the latest message and the task are cut last of all, in this order, and only once even the
-safety that is kept for the error of estimates would not hold them.
+whole; stand-ins and the latest message, then the task, are cut last of all, and only once even the safety
+that is kept for the error of estimates would not hold them.
 """
 
 from bisect import bisect_left
@@ -139,17 +139,17 @@ def squeeze(
 def _last_rungs(rung: _Rung, fixed: set[int], ours: AbstractSet[int], most: int) -> Squeeze:
     """Beside what is kept only the last unit is left: what gives next, until it fits.
 
-    A large latest message, down to a cap; ours; all of the latest message; what is left of ours; the task.
+    The latest message and ours, the larger first, down to a cap; ours; the latest message; the task.
     """
     kept = rung.kept
     older = kept - {len(rung.messages) - 1} | fixed
     nothing: set[int] = set()
     ways = (
         (kept, nothing, CUT_FLOOR),
-        (older, nothing, CAP_FLOOR),
+        (older - ours, nothing, CAP_FLOOR),
         (kept - ours, nothing, CUT_FLOOR),
-        (older - ours, nothing, CUT_FLOOR),
         (kept - ours, ours, CUT_FLOOR),
+        (older - ours, nothing, CUT_FLOOR),
         (older - ours, ours, LEAST),
         (fixed, nothing, CUT_FLOOR),
         (fixed, ours, CUT_FLOOR),

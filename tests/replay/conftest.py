@@ -29,6 +29,8 @@ REQUEST_OPENING = "Last request from user was: "
 # least, and a token of the proxy's may be two bytes: below these shares of the limit both stay whole.
 ANCHORED_TASK_SHARE = 0.025
 ANCHORED_RESULT_SHARE = 0.05
+# A latest result over this may be cut, where it is larger than the record of all that went before.
+LARGE_RESULT_BYTES = 400 * BYTES_PER_TOKEN
 ANCHORED_HEAD_CHARACTERS = 40
 # Strategies under which the user's first message stays, in its place or inside a stand-in.
 TASK_STAYS = frozenset({"anchored", "selective", "prune", "chained"})
@@ -166,9 +168,9 @@ class Step:
             return True
         if strategy == "full" and last["role"] == "user":
             return _holds_request(got[-1:], last, moved=True)
-        capped = last["role"] == "tool" and message_bytes(last) > self.share_bytes(ANCHORED_RESULT_SHARE)
-        head = text_of(last)[:ANCHORED_HEAD_CHARACTERS]
-        return strategy == "anchored" and capped and text_of(got[-1]).startswith(head)
+        most = self.share_bytes(ANCHORED_RESULT_SHARE) if strategy == "anchored" else LARGE_RESULT_BYTES
+        capped = last["role"] == "tool" and message_bytes(last) > min(most, LARGE_RESULT_BYTES)
+        return capped and text_of(got[-1]).startswith(text_of(last)[:ANCHORED_HEAD_CHARACTERS])
 
     def kept_of_task(self, strategy: str) -> int:
         """Characters of the task that must still be there."""
