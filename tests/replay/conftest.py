@@ -18,7 +18,9 @@ BYTES_PER_TOKEN = 4
 LEAST_LIMIT_TOKENS = 2_000
 ROOM_SHARE = 0.4
 # How well any proxy can know what a provider will count.
-ESTIMATE_ERROR = 0.005
+ESTIMATE_ERROR = 0.015
+# Where the irreducible part takes more of the room, a stand-in may have to be cut.
+STAND_IN_SHARE = 0.95
 # A task under this size stays whole; of a longer one at least this many characters stay at its head.
 WHOLE_TASK_TOKENS = 1_500
 TASK_HEAD_CHARACTERS = 1_000
@@ -135,6 +137,11 @@ class Step:
         fits = whole <= BYTES_PER_TOKEN * self.limit()
         return fits or self.needed() + self.frame() <= self.known_room()
 
+    def roomy(self, strategy: str) -> bool:
+        """Whether the task must be whole: in a stand-in that has to be cut it is not."""
+        inside = strategy == "chained" and self.needed() + self.frame() > STAND_IN_SHARE * self.known_room()
+        return self.ample() and not inside
+
     def known_room(self) -> float:
         """Bytes of the limit less what an estimate may be wrong by."""
         return (1 - ESTIMATE_ERROR) * BYTES_PER_TOKEN * self.limit()
@@ -156,7 +163,7 @@ class Step:
             yield "latest user message changed"
         if sum(map(message_bytes, got)) > sum(map(message_bytes, self.messages)):
             yield "grew"
-        if strategy in TASK_STAYS and self.ample() and self.task is not None:
+        if strategy in TASK_STAYS and self.roomy(strategy) and self.task is not None:
             task, kept = text_of(self.task), self.kept_of_task(strategy)
             if not any(task[:kept] in text_of(each) for each in got):
                 yield f"task not verbatim ({len(task)} characters, {kept} of them wanted)"
