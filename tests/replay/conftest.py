@@ -20,7 +20,7 @@ ROOM_SHARE = 0.4
 # How well any proxy can know what a provider will count.
 ESTIMATE_ERROR = 0.015
 # Where the irreducible part takes more of the room, a stand-in may have to be cut.
-STAND_IN_SHARE = 0.95
+STAND_IN_SHARE = 0.85
 # A task under this size stays whole; of a longer one at least this many characters stay at its head.
 WHOLE_TASK_TOKENS = 1_500
 TASK_HEAD_CHARACTERS = 1_000
