@@ -34,6 +34,9 @@ BELIEVED_S = 86_400.0
 MAX_MODELS = 4_096
 # A ratio that has moved by this much (in its logarithm) since it was last kept is kept again.
 KEPT_STEP = 0.02
+# Weight of one round in what is learned of rounds, and the most that is believed, as a logarithm.
+DRIFT_WEIGHT = 0.5
+MOST_DRIFT = 0.15
 # What other replicas have learned is asked for this often, in seconds, and of so many models at once.
 LOOK_EVERY_S = 10.0
 LOOKS_AT_ONCE = 4
@@ -64,6 +67,7 @@ class Learning:
         self._known: dict[str, Learned] = {}
         self._kept: dict[str, float] = {}  # the ratio's logarithm as the store has it
         self._looked: dict[str, float] = {}
+        self._drifts: dict[str, float] = {}  # logarithms
         self._looking: set[asyncio.Task[None]] = set()
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._last: OrderedDict[tuple[str, str | bytes], Answered] = OrderedDict()
@@ -95,6 +99,21 @@ class Learning:
         """How the upstream counts, as far as this process knows it already."""
         known = self._known.get(model_key(tenant, origin, model))
         return known.calibration if known else Calibration.prior(model)
+
+    def drift(self, tenant: str, origin: str, model: str) -> float:
+        """What requests have come to for which a round was just made, as a factor of what was estimated.
+
+        What rounds take away and what they put in its place need not cost the same for each token of ours.
+        """
+        return math.exp(self._drifts.get(model_key(tenant, origin, model), 0.0))
+
+    def drifted(self, tenant: str, origin: str, model: str, estimate: int, actual: int) -> None:
+        """The first answer after a round said how many tokens the request had, for what was estimated."""
+        key = model_key(tenant, origin, model)
+        drift = self._drifts.pop(key, 0.0) + DRIFT_WEIGHT * math.log(max(1, actual) / max(1, estimate))
+        self._drifts[key] = max(-MOST_DRIFT, min(MOST_DRIFT, drift))
+        if len(self._drifts) > MAX_MODELS:
+            del self._drifts[next(iter(self._drifts))]
 
     async def overflowed(self, tenant: str, origin: str, model: str, window: int) -> None:
         """An error named the window. A smaller one replaces a larger one, until that is forgotten."""

@@ -317,3 +317,15 @@ async def test_what_an_earlier_version_has_kept_is_read() -> None:
     await records.keep(model_key(TENANT, ORIGIN, MODEL), fields, ttl_s=60)
     learned = await Learning(records).of(TENANT, ORIGIN, MODEL)
     assert (learned.window, learned.calibration.observations, learned.discovered) == (9_000, 4, None)
+
+
+def test_what_rounds_come_to_is_learned_of_each_model_within_bounds() -> None:
+    learning = Learning(Records(MemoryStore(), ignored))
+    assert learning.drift(TENANT, ORIGIN, MODEL) == 1.0
+    for _ in range(20):  # each estimate is made with what is known by then
+        learning.drifted(TENANT, ORIGIN, MODEL, int(1_000 * learning.drift(TENANT, ORIGIN, MODEL)), 950)
+    assert learning.drift(TENANT, ORIGIN, MODEL) == pytest.approx(0.95, abs=0.002)
+    assert learning.drift("other", ORIGIN, MODEL) == 1.0
+    for _ in range(20):
+        learning.drifted(TENANT, ORIGIN, MODEL, 1_000, 1)
+    assert learning.drift(TENANT, ORIGIN, MODEL) == pytest.approx(0.86, abs=0.01)

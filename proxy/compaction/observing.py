@@ -80,6 +80,8 @@ class Observing:
     async def _applied(self, ask: Ask, fit: Fit, real: int) -> None:
         """The first answer after a round: what it has come to, as the provider counts."""
         report, footing = fit.report, fit.footing
+        if footing is not None and report.tokens_after:
+            self._learning.drifted(ask.tenant, ask.origin, ask.model, report.tokens_after, real)
         if footing is not None and report.tokens_before is not None:
             whose = thread(ask, footing.root, report.strategy or "")
             before = report.tokens_due or report.tokens_before

@@ -44,6 +44,8 @@ class View:
         effective: The list with the checkpoint applied.
         anchor: The real size of the request before.
         wishes: What people have asked of the conversation.
+        drift: How much of its estimated size a request has once a round was made for it, learned.
+        drifting: Whether such a round is in force, which the request before did not have.
     """
 
     ask: Ask
@@ -59,6 +61,8 @@ class View:
     effective: tuple[Message, ...]
     anchor: Anchor | None = None
     wishes: Wishes = NO_WISHES
+    drift: float = 1.0
+    drifting: bool = False
 
     @property
     def gauge(self) -> Gauge:
@@ -136,11 +140,10 @@ class View:
     def size(self, messages: Sequence[Message]) -> int:
         """The same, calibrated; where the request before is known, by what this one has more or less."""
         counted = self.counted(messages)
-        return (
-            predicted(self.anchor, counted, self.calibration)
-            if self.anchor
-            else self.calibration.size(counted)
-        )
+        if self.anchor is None:
+            return self.calibration.size(counted)
+        size = predicted(self.anchor, counted, self.calibration)
+        return int(size * self.drift) if self.drifting and messages is not self.messages else size
 
     def bound(self, messages: Sequence[Message]) -> int:
         """The same, with a margin for the error of estimates."""
@@ -195,7 +198,7 @@ class View:
         if checkpoint is None:
             return replace(self, earlier=None, effective=self.messages)
         effective = render(self.messages, checkpoint.spans, checkpoint.stand_ins, checkpoint.edited)
-        return replace(self, earlier=checkpoint, effective=effective)
+        return replace(self, earlier=checkpoint, effective=effective, drifting=self.anchor is not None)
 
 
 def thread(ask: Ask, root: bytes, strategy: str) -> str:

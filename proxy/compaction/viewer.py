@@ -102,7 +102,8 @@ class Viewer:
             checkpoint = await self._deepest(view, places.difference(wishes.undone))
         matched = replace(view.with_checkpoint(checkpoint), wishes=wishes)
         anchor = await self._anchors.find(view.ask.tenant, root, view.prefixes, matched.standing)
-        return replace(matched, anchor=anchor)
+        drift = self._learning.drift(view.ask.tenant, view.ask.origin, view.ask.model)
+        return replace(matched, anchor=anchor, drift=drift)
 
     async def _deepest(self, view: View, places: Collection[bytes]) -> Checkpoint | None:
         """The deepest checkpoint at these places that stands for the request."""

@@ -19,10 +19,10 @@ WINDOW = 2_048
 START_S = 180.0
 ANSWER_TOKENS = 16
 TURNS = 14
-# How far an estimate may be from what the server counted, once a round was made; the second for the request
-# that it was made for, whose removed text may have cost more a token than what is left.
-WORST_ERROR = 0.05
-WORST_FIRST_ERROR = 0.10
+# How far 95 of 100 estimates may be from what the server counted, once a round was made, and any of them.
+# What is removed may cost more a token than what is left: that is learned round by round.
+USUAL_ERROR = 0.05
+WORST_ERROR = 0.10
 MOST_REQUESTS = 100
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -109,5 +109,6 @@ async def test_estimates_hold_after_compactions(llama: str, shared: Path, proxie
     figures = f"{len(first)} rounds: {shown[0]}; {len(errors)} further requests: {shown[1]}"
     print(figures)  # noqa: T201 - shown by `pytest -s`
     assert len(first) >= 3, figures
-    assert max(map(abs, errors)) <= WORST_ERROR, figures
-    assert (min(first) >= -WORST_ERROR, max(first) <= WORST_FIRST_ERROR) == (True, True), figures
+    ordered = sorted(map(abs, [*first, *errors]))
+    assert ordered[int(0.95 * len(ordered))] <= USUAL_ERROR, figures
+    assert ordered[-1] <= WORST_ERROR, figures
