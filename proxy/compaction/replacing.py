@@ -6,11 +6,12 @@ model; a seed's strategy leaves the request as it came, unless it would not fit.
 
 from dataclasses import replace
 
+from proxy.compaction.drafting import Drafting
 from proxy.compaction.effects import Effects
 from proxy.compaction.jobs import Job
 from proxy.compaction.making import Making
 from proxy.compaction.ordering import Ordering
-from proxy.compaction.planning import Draft, capped, carried_over, drafted
+from proxy.compaction.planning import Draft, capped, carried_over
 from proxy.compaction.rounds import Rounds
 from proxy.compaction.view import View
 from proxy.compaction.viewer import Viewer
@@ -66,7 +67,7 @@ class Replacing:
         self._viewer = viewer
         self._rounds = rounds
         self._making = making
-        self._reading = reading
+        self._drafting = Drafting(reading)
         self._wishes = wishes
         self._effects = effects
         self._ordering = ordering
@@ -107,7 +108,7 @@ class Replacing:
         if self._paused(view):
             return
         view = await self._improved(view)
-        draft = await drafted(view, self._reading)
+        draft = await self._drafting.drafted(view)
         if draft is None or not draft.plan.groups:  # masks need no preparation
             return
         job = self._ordering.job(view, draft, "soft")
@@ -162,7 +163,7 @@ class Replacing:
 
     async def _made(self, view: View, due: str) -> tuple[Checkpoint, str | None]:
         """A round made now: with the summary if it comes in time, else without, and why."""
-        draft = await drafted(view, self._reading, small=due in FORCED)
+        draft = await self._drafting.drafted(view, small=due in FORCED)
         if draft is None:
             raise SummaryFailed(IRREDUCIBLE if view.irreducible else NOTHING_TO_TAKE)
         job = self._ordering.job(view, draft, due)
