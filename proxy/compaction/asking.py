@@ -121,10 +121,10 @@ class Asking:
             raise
         except asyncio.CancelledError:
             self._breaker.note(place, "timeout")
-            self.pace.given_up(call.url, call.model, self._clock() - started)
+            self.pace.given_up(place, self._clock() - started)
             raise
         self._breaker.note(place, "")
-        self.pace.took(call.url, call.model, self._clock() - started)
+        self.pace.took(place, self._clock() - started)
         account.spent.prompt_tokens += answer.prompt_tokens
         account.spent.completion_tokens += answer.completion_tokens
         return answer

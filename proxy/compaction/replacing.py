@@ -112,7 +112,7 @@ class Replacing:
         if draft is None or not draft.plan.groups:  # masks need no preparation
             return
         job = self._ordering.job(view, draft, "soft")
-        if self._rounds.pending(job.key) is None:
+        if not any(each.thread == job.thread or _serves(each, view) for each in self._rounds.pending(job)):
             self._rounds.begin(job)
 
     def _paused(self, view: View) -> bool:
@@ -169,7 +169,11 @@ class Replacing:
         job = self._ordering.job(view, draft, due)
         if not job.plan.groups:
             return await self._rounds.make(job, PLAIN_S, finish=True), None
-        job = job if due == "force" else self._joined(view, job)
+        if due != "force":
+            joined = self._joined(view, job)
+            if joined is job and (ready := await self._ready(view)):  # it has ended while this was drafted
+                return ready, None
+            job = joined
         try:
             made = await self._summarised(view, job, self._unasked(view, draft, due))
         except SummaryFailed as failed:
@@ -199,8 +203,8 @@ class Replacing:
 
     def _joined(self, view: View, job: Job) -> Job:
         """The job that is under way for this conversation already, if it serves this one; else the job."""
-        pending = self._rounds.pending(job.key)
-        return pending if pending is not None and pending.staged and _serves(pending, view) else job
+        pending = self._rounds.pending(job)
+        return next((each for each in pending if each.staged and _serves(each, view)), job)
 
     async def _without_model(self, view: View, job: Job, failed: SummaryFailed) -> Checkpoint:
         """The round with a text that no model wrote, and with what the user said."""

@@ -90,11 +90,10 @@ class Rounds:
         if not self.resting(job):
             self._task(job)
 
-    def pending(self, key: str) -> Job | None:
-        """The job with a summary that is under way under the root and strategy of a checkpoint's key."""
-        scope = key.rpartition(":")[0]
-        jobs = (job for job, _ in self._running.values() if job.brief is not None)
-        return next((job for job in jobs if job.key.rpartition(":")[0] == scope), None)
+    def pending(self, job: Job) -> list[Job]:
+        """The jobs with a summary that are under way under the root and strategy of this one."""
+        running = (each for each, _ in self._running.values() if each.brief is not None)
+        return [each for each in running if _scope(each) == _scope(job)]
 
     def resting(self, job: Job) -> str | None:
         """Why no summary is asked for in this conversation just now; None if one may be."""
@@ -120,7 +119,7 @@ class Rounds:
 
     def _patience(self, job: Job, wait_s: float) -> float:
         """How long to wait: not at all for a model that has lately taken longer than that anyway."""
-        expected = self._making.summarising.expected_s(job.brief.routes) if job.brief else None
+        expected = self._making.summarising.expected_s(job.brief) if job.brief else None
         waits = job.policy.max_block_s is None or expected is None or expected <= wait_s
         return wait_s if waits else 0.0
 
@@ -163,6 +162,11 @@ class Rounds:
         telling = asyncio.create_task(self._history.note(job.tenant, event))
         self._telling.add(telling)
         telling.add_done_callback(self._telling.discard)
+
+
+def _scope(job: Job) -> tuple[str, bytes, str]:
+    """Whose rounds may serve one another, if their messages are the same."""
+    return job.tenant, job.root, job.policy.name
 
 
 def _result(task: asyncio.Task[Checkpoint]) -> Checkpoint:

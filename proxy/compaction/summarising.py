@@ -15,6 +15,7 @@ from proxy.compaction.asking import Asking, Spent
 from proxy.compaction.brief import Aligned, Brief, SummaryRoute, Written
 from proxy.compaction.portions import Group, halves, narrowed, portions, shown
 from proxy.compaction.sitting import Sitting, sitting
+from proxy.compaction.summary_breaker import Place
 from proxy.core.message import Message
 from proxy.core.policy import SummaryShape
 from proxy.core.summary import aligned_prompt, texts, validated
@@ -76,9 +77,12 @@ class Summarising:
             found = await asyncio.to_thread(_verified, brief, found)
         return Written(found, model, brief.spent.prompt_tokens, brief.spent.completion_tokens)
 
-    def expected_s(self, routes: tuple[SummaryRoute, ...]) -> float | None:
-        """How long a call to the first of these models may be expected to take; None if nothing is known."""
-        return self._asking.pace.expected_s(routes[0].url, routes[0].model) if routes else None
+    def expected_s(self, brief: Brief) -> float | None:
+        """How long a call to the first model asked may be expected to take; None if it is not known."""
+        if not brief.routes:
+            return None
+        route = brief.routes[0]
+        return self._asking.pace.expected_s(Place(brief.tenant, route.url, route.model))
 
     async def _answered(self, brief: Brief) -> tuple[tuple[str, ...], str]:
         """The texts, and who wrote them."""

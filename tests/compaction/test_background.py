@@ -67,6 +67,19 @@ async def test_one_round_is_prepared_however_often_it_is_begun() -> None:
         assert len(made.summaries.calls) == 1
 
 
+async def test_conversations_that_begin_alike_are_prepared_side_by_side_and_one_list_only_once() -> None:
+    own = [*talk(SOON // 2), says("That is another way."), user("Take it."), *talk(SOON // 2)]
+    async with bench(Summaries(hold=asyncio.Event())) as made:
+        await made.answered(talk(SOON))
+        await made.answered(talk(SOON + 1), conversation="c_2")
+        await made.answered(own, conversation="c_3")
+        await made.answered([*own, says("Done."), user("Go on.")], conversation="c_3")
+        await made.summaries.asked(2)
+        made.summaries.release()
+        await made.settled()
+        assert len(made.summaries.calls) == 2
+
+
 async def test_at_the_trigger_the_ready_round_is_installed_without_another_call() -> None:
     async with bench() as made:
         await warmed(made)

@@ -411,17 +411,20 @@ async def test_the_expected_time_is_that_of_answers_and_of_deadlines(bench: Benc
             async with asyncio.timeout(0.02 if bench.model.hangs else None):
                 await bench.write()
 
-    expected = bench.summarising.expected_s
-    assert expected((CHEAP,)) is None
+    def expected(*routes: SummaryRoute, tenant: str = BRIEF.tenant) -> float | None:
+        return bench.summarising.expected_s(replace(BRIEF, routes=routes, tenant=tenant))
+
+    assert expected(CHEAP) is None
     await slow(2.0)
-    assert expected((CHEAP, OWN)) == pytest.approx(2.0)
-    assert expected((OWN,)) is None
-    assert expected(()) is None
+    assert expected(CHEAP, OWN) == pytest.approx(2.0)
+    assert expected(OWN) is None
+    assert expected() is None
+    assert expected(CHEAP, tenant="another") is None
     bench.model.hangs = True
     await slow(12.0)
-    assert expected((CHEAP,)) == pytest.approx(5.0)
+    assert expected(CHEAP) == pytest.approx(5.0)
     await slow(1.0)  # a client that left early says nothing
-    assert expected((CHEAP,)) == pytest.approx(5.0)
+    assert expected(CHEAP) == pytest.approx(5.0)
 
 
 # The aligned form.

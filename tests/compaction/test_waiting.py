@@ -31,9 +31,9 @@ QUICK: dict[str, Any] = {"model": {"compaction": {"max_block_s": BLOCK_S}}}
 RULE = "Never touch the file prod.env."
 
 
-async def timed(made: Bench, turns: int, **over: Any) -> tuple[Fit, float]:
+async def timed(made: Bench, turns: int, start: str = "Build it.", **over: Any) -> tuple[Fit, float]:
     started = time.monotonic()
-    fit = await made.fit(talk(turns, start=f"Build it. {RULE}"), **{**QUICK, **over})
+    fit = await made.fit(talk(turns, start=f"{start} {RULE}"), **{**QUICK, **over})
     return fit, time.monotonic() - started
 
 
@@ -106,7 +106,7 @@ async def test_a_model_known_to_be_slow_is_not_waited_for_the_second_time() -> N
         await timed(made, DUE)
         await made.settled()
         patient = {"compaction": {"max_block_s": 1.9 * SLOW_S}}
-        fit, seconds = await timed(made, DUE, conversation="c_2", tenant="t2", model=patient)
+        fit, seconds = await timed(made, DUE, "Make it.", conversation="c_2", model=patient)
         await made.settled()
     assert seconds < 1.7 * SLOW_S
     assert (fit.report.status, fit.report.reason) == (Status.APPLIED, "deadline")
