@@ -122,7 +122,7 @@ FIELDS: Mapping[str, RowField] = MappingProxyType(
             "soft_share", "Percent of the trigger from which on work is done ahead of need; 0: never."
         ),
         "hard_percent": RowField(
-            "hard_percent", "Percent of the usable window above which no request waits for a better moment."
+            "hard_percent", "Percent of the usable window above which rounds are made again after an undo."
         ),
         "target_percent": _percent("target.share", "What a round shrinks to, in percent of the trigger."),
         "target_tokens": RowField(
