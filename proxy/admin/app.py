@@ -7,6 +7,7 @@ from typing import Literal
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.status import HTTP_400_BAD_REQUEST
 
 from proxy.admin.conversations import Api, install
 from proxy.errors import RequestRefused, openai_error
@@ -33,10 +34,12 @@ class Readiness:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """A path of ours that does not exist, or not with this method."""
+    """A path of ours that does not exist, or not with this method; or a body that is no text at all."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     headers = error.headers if isinstance(error, HTTPException) else None
-    message = f"{request.method} {request.url.path} is not something this proxy answers"
+    unread = status == HTTP_400_BAD_REQUEST  # nothing else here is answered with it
+    unknown = f"{request.method} {request.url.path} is not something this proxy answers"
+    message = "The body cannot be read." if unread else unknown
     body = openai_error(RequestRefused(status, message, CODES.get(status, "invalid_request")))
     return Response(body, status, headers, "application/json")
 

@@ -341,6 +341,15 @@ async def test_bad_input_is_refused_in_openai_s_shape_and_not_repeated(
     assert "x" * 100 not in answer.text
 
 
+@pytest.mark.parametrize("body", [b'{"text": "\xff"}', b"[" * 100_000])
+async def test_a_body_that_cannot_be_read_is_not_called_an_unknown_path(body: bytes) -> None:
+    async with two_rounds() as (_, client):
+        headers = {"content-type": "application/json"}
+        answer = await client.post(f"{PATH}/pins", content=body, headers=headers)
+    assert error_of(answer) == (400, "invalid_request")
+    assert answer.json()["error"]["message"] == "The body cannot be read."
+
+
 async def test_a_wrong_method_or_path_is_refused_in_openai_s_shape() -> None:
     async with two_rounds() as (_, client):
         assert error_of(await client.put(PATH)) == (405, "method_not_allowed")
