@@ -22,7 +22,8 @@ UNREADABLE = "the file cannot be read"
 
 def readable(path: str) -> bool:
     """Whether a file that is named in the configuration can be read."""
-    return os.access(Path(path).expanduser(), os.R_OK)
+    file = Path(path).expanduser()
+    return file.is_file() and os.access(file, os.R_OK)
 
 
 def is_set(section: BaseModel | None, place: Place) -> bool:

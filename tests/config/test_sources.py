@@ -311,6 +311,7 @@ FIELDS = "tokens, percent, percent_of_window, messages, turns, iterations"
         ("summary: {base_url: 'https://other/v1'}", ELSEWHERE),
         ("models: {a: {summary: {base_url: 'http://api.openai.com/v1'}}}", f"models.a.{ELSEWHERE}"),
         ("summary: {prompt_file: /nowhere/prompt.md}", "summary.prompt_file: the file cannot be read"),
+        ("summary: {prompt_file: /}", "summary.prompt_file: the file cannot be read"),
         (
             "compaction: {strategies: {full: {prompt_file: /nowhere/prompt.md}}}",
             "compaction.strategies.full.prompt_file: the file cannot be read",
