@@ -142,6 +142,7 @@ class Learning:
         *,
         thread: str | bytes | None,
         echoed: Callable[[], Container[int]],
+        configured: bool = False,
     ) -> bool:
         """Learn from the usage of an answer. Whether the upstream had cut the request in silence.
 
@@ -151,6 +152,7 @@ class Learning:
             model: The model that answered.
             answer: What was counted.
             thread: The conversation's root or id; None if it has none, or branches without order.
+            configured: Whether the window is configured: only an error beats that.
             echoed: Gives the numbers that stand in the request, of which none is taken for a window. Called
                 only where it matters.
         """
@@ -164,7 +166,8 @@ class Learning:
             if known.window is None or answer.prompt < known.window:
                 counts = {"tokens_estimated": answer.estimate, "tokens_counted": answer.prompt}
                 _log.warning(UPSTREAM_TRUNCATES, model=model, **counts)
-            await self.overflowed(tenant, origin, model, answer.prompt)
+            if not configured:
+                await self.overflowed(tenant, origin, model, answer.prompt)
             return True
         if verdict == "whole":
             await self._accept(key, model, answer)

@@ -17,6 +17,8 @@ ATTEMPTS = 3
 FIRST_PAUSE_S = 0.2
 # A provider that wants to be left alone for longer is: the ladder goes on without a summary.
 LONGEST_PAUSE_S = 10.0
+# A call that was cancelled after this share of its deadline was cancelled because of it.
+SLOW_SHARE = 0.5
 
 Read = TypeVar("Read")
 
@@ -44,11 +46,13 @@ class Account:
         tenant: Whose calls they are.
         calls_per_hour: How many of them there may be; 0: no bound.
         spent: Where they are booked.
+        deadline_s: Seconds after which they are cancelled for their slowness; 0: not known.
     """
 
     tenant: str
     calls_per_hour: int
     spent: Spent
+    deadline_s: float = 0.0
 
 
 class Asking:
@@ -120,7 +124,8 @@ class Asking:
             self._breaker.note(place, failed.reason)
             raise
         except asyncio.CancelledError:
-            self._breaker.note(place, "timeout")
+            if self._clock() - started >= SLOW_SHARE * account.deadline_s:  # else the client has left
+                self._breaker.note(place, "timeout")
             self.pace.given_up(place, self._clock() - started)
             raise
         self._breaker.note(place, "")

@@ -59,6 +59,7 @@ class Brief:
         calls_per_hour: How many the tenant may make; 0: no bound.
         aligned: The conversation itself, where the call is to continue it; asked of the first route, if that
             is the request's own model.
+        deadline_s: Seconds after which the calls are cancelled for their slowness; 0: not known.
         spent: What the calls have cost so far; to be read after a failure or a deadline, too.
         said: What users have said in the whole conversation; with the groups it is what a summary may know.
     """
@@ -76,13 +77,14 @@ class Brief:
     tenant: str
     calls_per_hour: int
     aligned: Aligned | None
+    deadline_s: float = 0.0
     spent: Spent = field(default_factory=Spent, compare=False)
     said: tuple[Message, ...] = field(default=(), repr=False)
 
     @property
     def account(self) -> Account:
         """Who pays for it."""
-        return Account(self.tenant, self.calls_per_hour, self.spent)
+        return Account(self.tenant, self.calls_per_hour, self.spent, self.deadline_s)
 
 
 @dataclass(frozen=True, slots=True)

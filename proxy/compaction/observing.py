@@ -69,6 +69,7 @@ class Observing:
             answer,
             thread=footing.root if footing else ask.conversation,
             echoed=lambda: mentioned(ask.body.raw),
+            configured=ask.settings.window is not None,
         )
         if footing is not None and not truncated:
             anchor = anchored(footing.prefixes, footing.standing, fit.estimate, usage.prompt_tokens)

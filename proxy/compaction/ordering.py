@@ -94,6 +94,7 @@ class Ordering:
             ratio=view.ratio,
             tenant=view.ask.tenant,
             calls_per_hour=settings.summary.calls_per_hour,
+            deadline_s=settings.summary.timeout_s,
             said=said,
             aligned=aligned,
         )

@@ -124,24 +124,28 @@ class Replacing:
             raise SummaryFailed(NOTHING_TO_TAKE)
         if due not in FORCED and self._paused(view):
             raise SummaryFailed(PAUSED)
-        ready = None if due == "force" else await self._ready(view)
-        made, reason = (ready, None) if ready else await self._made(await self._improved(view), due)
+        ready = None if due == "force" else await self._prepared(view)
+        if ready is not None and _suffices(ready, view):
+            return await self._installed(view, ready.earlier), None
+        try:
+            made, reason = await self._made(ready or await self._improved(view), due)
+        except SummaryFailed:
+            if ready is None:
+                raise
+            return await self._installed(view, ready.earlier), None
         if made == view.earlier:  # what is left are runs whose summaries would be no shorter
             raise SummaryFailed(NOTHING_TO_TAKE)
         return made, reason
 
-    async def _ready(self, view: View) -> Checkpoint | None:
-        """A round that was made ahead of need and does what is needed now, put in force."""
-        ready = await self._viewer.staged(view)
-        if ready is None:
-            return None
-        checkpoint = _with_edits(ready, view.earlier)
-        if view.size(view.with_checkpoint(checkpoint).effective) > READY_SHARE * view.marks.trigger:
-            return None
-        return await self._installed(view, checkpoint)
+    async def _prepared(self, view: View) -> View | None:
+        """The view with a round that was made ahead of need; a further one may have to build on it."""
+        staged = await self._viewer.staged(view)
+        return view.with_checkpoint(_with_edits(staged, view.earlier)) if staged else None
 
-    async def _installed(self, view: View, checkpoint: Checkpoint) -> Checkpoint:
+    async def _installed(self, view: View, checkpoint: Checkpoint | None) -> Checkpoint:
         """The checkpoint, put in force for every replica."""
+        if checkpoint is None:
+            raise SummaryFailed(NOTHING_TO_TAKE)
         await self._making.install(
             checkpoint,
             tenant=view.ask.tenant,
@@ -171,8 +175,9 @@ class Replacing:
             return await self._rounds.make(job, PLAIN_S, finish=True), None
         if due != "force":
             joined = self._joined(view, job)
-            if joined is job and (ready := await self._ready(view)):  # it has ended while this was drafted
-                return ready, None
+            late = await self._prepared(view) if joined is job else None  # it may have ended meanwhile
+            if late is not None and _suffices(late, view):
+                return await self._installed(view, late.earlier), None
             job = joined
         try:
             made = await self._summarised(view, job, self._unasked(view, draft, due))
@@ -229,6 +234,11 @@ class Replacing:
         most_s = view.policy.max_block_s
         wait_s = settings.summary.timeout_s if most_s is None else most_s
         return wait_s if patience_s is None else min(wait_s, patience_s * PATIENCE_SHARE)
+
+
+def _suffices(ready: View, view: View) -> bool:
+    """Whether a round that was made ahead of need brings the request down far enough."""
+    return ready.size(ready.effective) <= READY_SHARE * view.marks.trigger
 
 
 def _serves(pending: Job, view: View) -> bool:

@@ -58,6 +58,11 @@ class Rounds:
         """Whether a round is under way."""
         return bool(self._running)
 
+    @property
+    def awaited(self) -> int:
+        """How many requests wait for one."""
+        return sum(self._waiting.values())
+
     async def make(self, job: Job, wait_s: float, *, finish: bool) -> Checkpoint:
         """The round, made now or by whoever is at it already.
 

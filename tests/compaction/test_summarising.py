@@ -637,3 +637,29 @@ def test_halves_are_all_groups_in_order(groups: list[tuple[Message, ...]]) -> No
     assert (*first, *second) == tuple(groups)
     assert first
     assert second
+
+
+async def given_up(bench: Bench, after_s: float) -> None:
+    """One call that is cancelled after so many seconds, by the bench's clock."""
+    bench.model.hangs = True
+    asking = asyncio.create_task(bench.write(replace(BRIEF, deadline_s=30.0)))
+    while not bench.model.calls or asking.done():  # noqa: ASYNC110 - the model is no event of ours
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.001)
+    bench.clock.now += after_s
+    asking.cancel()
+    await asyncio.wait({asking})
+    bench.model.hangs = False
+    bench.model.calls.clear()
+
+
+async def test_clients_that_leave_early_close_no_model_to_others(bench: Bench) -> None:
+    for _ in range(5):
+        await given_up(bench, 2.0)
+    assert (await bench.write()).texts == (TEXT,)
+
+
+async def test_deadlines_that_pass_close_a_model_for_a_while(bench: Bench) -> None:
+    for _ in range(3):
+        await given_up(bench, 30.0)
+    assert await bench.reason() == "breaker-open"
