@@ -91,7 +91,8 @@ async def _anchored(view: View, room: Room, reading: Reading, *, small: bool) ->
     stay = {latest_user(view.body), task_index(view.body)}
     covered = frozenset(index for index in range(stop) if index not in stay)
     kept = chain_records(view.earlier) if view.earlier else ()
-    told = await _tokens((await carried_over(view, covered)).text, view, reading)
+    kept_words = await carried_over(view, covered)
+    told = await _tokens(kept_words.text, view, reading)
     old = await asyncio.to_thread(outdated, view.body)
     said = " ".join(each.text for each in kept).casefold()
     room = replace(room, anew=any(value in said for value in old.values))
@@ -104,7 +105,8 @@ async def _anchored(view: View, room: Room, reading: Reading, *, small: bool) ->
     pays = _pays(view, made, asked, room)
     if not (small or pays):
         return None
-    kept_words = await carried_over(view, frozenset(made.gone))
+    if covered != frozenset(made.gone):  # what was carried over took more or less than there was room for
+        kept_words = await carried_over(view, frozenset(made.gone))
     return Draft(_with_task(view, made, room), asked, pays, *kept_words, old.texts)
 
 
