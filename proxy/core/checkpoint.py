@@ -210,10 +210,17 @@ def deepest(
         messages: The non-privileged messages of a request.
         conversation: The id that its client gave, if any.
     """
-    candidates = sorted(
-        (each for each in found if each),
-        key=lambda each: (each.length, each.round, each.writer != EXTRACT, len(each.spans)),
-        reverse=True,
-    )
-    standing = next((each for each in candidates if stands(each, messages, conversation)), None)
-    return standing and current(standing, messages)
+    best: Checkpoint | None = None
+    for each in sorted((each for each in found if each), key=_rank, reverse=True):
+        if best is not None and _rank(each)[:-1] != _rank(best)[:-1]:
+            break
+        if stands(each, messages, conversation):
+            fitting = current(each, messages)
+            best = fitting if best is None else max(best, fitting, key=_rank)
+    return best
+
+
+def _rank(checkpoint: Checkpoint) -> tuple[int, int, bool, int]:
+    """How far a checkpoint leads: what it covers, its round, who wrote it, and how much it replaces."""
+    spans = len(checkpoint.spans)
+    return checkpoint.length, checkpoint.round, checkpoint.writer != EXTRACT, spans
