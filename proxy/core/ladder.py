@@ -143,17 +143,18 @@ def _last_rungs(rung: _Rung, fixed: set[int], ours: AbstractSet[int], most: int)
     """
     kept = rung.kept
     older = kept - {len(rung.messages) - 1} | fixed
-    nothing: set[int] = set()
+    nothing: AbstractSet[int] = frozenset()
+    away = ours - {len(rung.messages) - 1}
     ways = (
         (kept, nothing, CUT_FLOOR),
         (older - ours, nothing, CAP_FLOOR),
         (kept - ours, nothing, CUT_FLOOR),
-        (kept - ours, ours, CUT_FLOOR),
+        (kept - ours, away, CUT_FLOOR),
         (older - ours, nothing, CUT_FLOOR),
-        (older - ours, ours, LEAST),
+        (older - ours, away, LEAST),
         (fixed, nothing, CUT_FLOOR),
-        (fixed, ours, CUT_FLOOR),
-        (fixed, ours, LEAST),
+        (fixed, away, CUT_FLOOR),
+        (fixed, away, LEAST),
     )
     for whole, dropped, floor in ways:
         safe = replace(rung, kept=whole, gone=rung.gone | dropped, floor=floor)
