@@ -12,6 +12,8 @@ from proxy.reading import Reading
 from tests.compaction.bench import bench, talk
 
 TURNS = 93
+# Requests that were sent at once have all asked by then, in seconds.
+TOGETHER_S = 0.3
 
 
 @dataclass
@@ -30,6 +32,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
     async def noting(view: View, reading: Reading, *, small: bool) -> Draft | None:
         made.lengths.append(len(view.messages))
         made.begun.set()
+        await asyncio.sleep(TOGETHER_S)
         return await drafted(view, reading, small=small)
 
     monkeypatch.setattr(drafting, "drafted", noting)
