@@ -63,7 +63,7 @@ def test_a_value_that_no_source_holds_goes_with_its_sentence(invented: str, form
     "harmless",
     [
         "All 3 tests and 12 checks pass with UTF-8 and SHA-256.",
-        "The file main.py and the path /work/src/app/main.py are the same.",
+        "The file main.py and the path /srv/src/app/main.py are the same.",
         "It is either done and/or open.",
         "About 40 thousand rows, 80% of them new.",
     ],
