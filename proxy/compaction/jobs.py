@@ -11,6 +11,9 @@ from proxy.core.planner import Plan
 from proxy.core.policy import Policy
 from proxy.reading import Gauge
 
+# The reason of a round that no request needs yet.
+AHEAD = "soft"
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -71,6 +74,11 @@ class Job:
     reason: str
     timeout_s: float
     ttl_s: float
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the round is begun before any request needs it."""
+        return self.reason == AHEAD
 
     @property
     def groups(self) -> tuple[tuple[Message, ...], ...]:

@@ -189,7 +189,7 @@ class Making:
             round=made.round,
             place=job.place.hex(),
             reason=job.reason,
-            outcome="scheduled" if job.staged else "applied",
+            outcome="scheduled" if job.ahead else "applied",
             model=made.writer,
             tokens_before=made.tokens_before,
             tokens_after=made.tokens_after,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from proxy.compaction.drafting import Drafting
 from proxy.compaction.effects import Effects
-from proxy.compaction.jobs import Job
+from proxy.compaction.jobs import AHEAD, Job
 from proxy.compaction.making import Making
 from proxy.compaction.ordering import Ordering
 from proxy.compaction.planning import Draft, capped, carried_over
@@ -111,7 +111,7 @@ class Replacing:
         draft = await self._drafting.drafted(view)
         if draft is None or not draft.plan.groups:  # masks need no preparation
             return
-        job = self._ordering.job(view, draft, "soft")
+        job = self._ordering.job(view, draft, AHEAD)
         if not any(each.thread == job.thread or _serves(each, view) for each in self._rounds.pending(job)):
             self._rounds.begin(job)
 

@@ -145,15 +145,22 @@ async def test_force_ends_an_undo_and_the_very_round_may_come_back() -> None:
 
 async def test_an_undone_round_made_ahead_of_need_is_not_installed() -> None:
     async with bench() as made:
-        await made.answered(talk(85))
+        await made.answered(talk(80))
         await made.settled()
         [event] = await made.events()
-        assert event.outcome == "scheduled"
+        assert (event.reason, event.outcome) == ("soft", "scheduled")
         await made.wishing.undo("t", "c_1", bytes.fromhex(event.place))
         fit = await made.fit(talk(95))
         forced = await made.fit(talk(95), mode=Mode.FORCE)
     assert fit.report.status is Status.NONE
     assert (forced.report.status, forced.report.place != event.place) == (Status.APPLIED, True)
+
+
+async def test_a_round_that_a_request_waited_for_says_that_it_was_applied() -> None:
+    async with bench() as made:
+        fit = await made.fit(talk(95))
+        [event] = await made.events()
+    assert (fit.report.status, event.reason, event.outcome) == (Status.APPLIED, "percent", "applied")
 
 
 async def test_after_an_undo_the_round_before_is_in_force() -> None:
