@@ -11,9 +11,10 @@ from starlette.routing import Router
 from starlette.types import ASGIApp
 
 from proxy import __version__
-from proxy.adapters.aiohttp_transport import AiohttpTransport
+from proxy.adapters.aiohttp_engine import AiohttpEngine
 from proxy.adapters.character_counter import CharacterCounter
 from proxy.adapters.discovery import HttpDiscovery
+from proxy.adapters.engine_transport import EngineTransport
 from proxy.adapters.store_url import installation_secret, is_shared, open_store, shared_secret
 from proxy.adapters.summary_model import HttpSummaryModel
 from proxy.adapters.tiktoken_counter import TiktokenCounter
@@ -127,7 +128,8 @@ class _Parts:
         store_url = config.store.url or "memory://"
         self.store = store or opened_store(config, store_url)
         self.records = Records(self.store, _store_failed)
-        self.transport = AiohttpTransport()
+        self.engine = AiohttpEngine()
+        self.transport = EngineTransport(self.engine)
         self.counter = TiktokenCounter(_tokenizer_failed)
         self.countings = {
             "tiktoken": Counting(self.counter),
@@ -213,7 +215,7 @@ def create_app(config: Config, *, store: Store | None = None) -> ASGIApp:
         base_url=config.upstream.base_url,
         api_key=config.upstream.api_key.get_secret_value(),
         hop=hop,
-        transport=parts.transport,
+        engine=parts.engine,
         connect_timeout_s=CONNECT_TIMEOUT_S,
         read_timeout_s=config.upstream.timeout_s,
     )

@@ -134,10 +134,9 @@ class Aftermath:
         except UpstreamError:  # the client's own answer still says something
             return None
         async with aclosing(opened) as answer:
-            fields = answer.response.headers
-            tap = UsageTap(fields.get("content-type", ""), fields.get("content-encoding", ""))
+            tap = UsageTap(answer.field(b"content-type"), answer.field(b"content-encoding"))
             tap.feed(await answer.peek(MAX_PROBE_BYTES))
-            return tap.result() if answer.response.status_code == httpx.codes.OK else None
+            return tap.result() if answer.response.status == httpx.codes.OK else None
 
 
 def _not_observed(error: BaseException) -> None:

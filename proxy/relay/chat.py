@@ -122,8 +122,7 @@ class Chat:
         except UpstreamError as error:
             await send_error(send, error, passage.headers())
             return None
-        fields = answer.response.headers
-        tap = UsageTap(fields.get("content-type", ""), fields.get("content-encoding", ""))
+        tap = UsageTap(answer.field(b"content-type"), answer.field(b"content-encoding"))
         extra = passage.headers()
         whole = await relay_back(answer, send, extra=extra, tap=tap.feed)
         return tap if whole else None
@@ -207,9 +206,9 @@ class Chat:
         self, passage: _Passage, refused: Answer, fit: Fit, refusals: int = 1
     ) -> Answer | None:
         """The answer to a shorter request, if `fit` was refused for its length and a shorter one is taken."""
-        status = refused.response.status_code
+        status = refused.response.status
         seen = await refused.peek(1 if status == httpx.codes.OK else PEEK_BYTES)
-        overflow = detect(status, seen, refused.response.headers.get("content-encoding", ""))
+        overflow = detect(status, seen, refused.field(b"content-encoding"))
         if overflow is None:
             return None
         started = time.perf_counter()
@@ -222,7 +221,7 @@ class Chat:
             return None
         if shorter is None or answer is None:
             return None
-        if answer.response.status_code < httpx.codes.BAD_REQUEST:
+        if answer.response.status < httpx.codes.BAD_REQUEST:
             passage.ask, passage.fit = ask, shorter
             return answer
         async with aclosing(answer):
@@ -236,6 +235,6 @@ async def _may_be_refusal(answer: Answer, *, gated: bool) -> bool:
     Some local servers refuse inside a stream that has already begun. For a request large enough to have been
     read the first chunk is awaited before the status is relayed; it is relayed with it.
     """
-    if answer.response.status_code != httpx.codes.OK:
-        return answer.response.status_code >= httpx.codes.BAD_REQUEST
+    if answer.response.status != httpx.codes.OK:
+        return answer.response.status >= httpx.codes.BAD_REQUEST
     return not gated and b"error" in (await answer.peek(1))[:PEEK_BYTES]

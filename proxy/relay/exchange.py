@@ -1,9 +1,8 @@
 """One exchange with the upstream: open it, look at the answer if need be, relay it back byte for byte.
 
-The transport is called directly, without an `httpx.AsyncClient` on the hot path.
+The engine is called directly, without an `httpx.AsyncClient` on the hot path.
 """
 
-import functools
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,8 @@ from starlette.types import Scope, Send
 from proxy.errors import RequestRefused, UpstreamError, openai_error
 from proxy.guard import contained
 from proxy.logs import TAP_FAILED
-from proxy.relay.headers import Headers, to_client, to_upstream
+from proxy.ports import HttpEngine, HttpRequest, HttpResponse
+from proxy.relay.headers import Headers, to_client, to_upstream, value
 from proxy.relay.paths import join
 
 _log = structlog.get_logger()
@@ -28,7 +28,7 @@ class Upstream:
         base_url: Absolute; the client's path is appended to it (`relay.paths.join`).
         api_key: The proxy's own key, which replaces the client's credentials; empty to pass theirs on.
         hop: The mark of this installation, 16 hex digits, by which a loop is noticed.
-        transport: What sends.
+        engine: What sends.
         connect_timeout_s: Seconds until a connection must stand.
         read_timeout_s: Seconds that the upstream may be silent, before the first byte or later.
     """
@@ -36,19 +36,14 @@ class Upstream:
     base_url: str
     api_key: str
     hop: str
-    transport: httpx.AsyncBaseTransport
+    engine: HttpEngine
     connect_timeout_s: float
     read_timeout_s: float
 
 
-@functools.lru_cache(maxsize=64)
-def _origin_url(origin: str) -> httpx.URL:
-    return httpx.URL(origin)  # parsing costs more than the rest of a request
-
-
 def build_request(
     upstream: Upstream, scope: Scope, body: bytes | AsyncIterator[bytes], length: int | None = None
-) -> httpx.Request:
+) -> HttpRequest:
     """The client's request as it goes to the upstream.
 
     Args:
@@ -58,38 +53,31 @@ def build_request(
         length: Declared length of a stream in bytes; None sends it chunked.
     """
     origin, target = join(upstream.base_url, scope["raw_path"], scope["query_string"])
-    headers = to_upstream(scope["headers"], api_key=upstream.api_key, hop=upstream.hop)
-    if isinstance(body, bytes):
-        length = len(body) or None
-    if length is not None:
-        headers.append((b"content-length", b"%d" % length))
-    timeout = {"connect": upstream.connect_timeout_s, "read": upstream.read_timeout_s}
-    build = functools.partial(
-        httpx.Request,
+    return HttpRequest(
         scope["method"],
-        _origin_url(origin),
-        headers=headers,
-        extensions={"target": target, "timeout": timeout},
+        origin,
+        target,
+        to_upstream(scope["headers"], api_key=upstream.api_key, hop=upstream.hop),
+        body,
+        length,
+        upstream.connect_timeout_s,
+        upstream.read_timeout_s,
     )
-    if isinstance(body, bytes):  # `content=` would cost four times as much
-        return build(stream=httpx.ByteStream(body))
-    return build(content=body)
 
 
 class Answer:
     """An upstream's answer whose beginning may have been looked at. Close it, or relay it back.
 
     Attributes:
-        response: Status and headers; its stream belongs to this record.
+        response: Status and headers; its body belongs to this record.
     """
 
-    __slots__ = ("_chunks", "_cut", "_seen", "response")
+    __slots__ = ("_cut", "_seen", "response")
 
-    def __init__(self, response: httpx.Response) -> None:
+    def __init__(self, response: HttpResponse) -> None:
         self.response = response
         self._seen: list[bytes] = []
         self._cut: httpx.TransportError | None = None
-        self._chunks = _stream(response)
 
     async def peek(self, limit: int) -> bytes:
         """The beginning of the body: at least `limit` bytes if it has as many, else all there is.
@@ -98,7 +86,7 @@ class Answer:
         """
         size = sum(map(len, self._seen))
         try:
-            while size < limit and (chunk := await anext(self._chunks, None)):
+            while size < limit and self._cut is None and (chunk := await self.response.read()):
                 self._seen.append(chunk)
                 size += len(chunk)
         except httpx.TransportError as error:
@@ -111,28 +99,26 @@ class Answer:
             yield chunk
         if self._cut is not None:
             raise self._cut
-        async for chunk in self._chunks:
+        while chunk := await self.response.read():
             yield chunk
+
+    def field(self, name: bytes) -> str:
+        """The first value of a header field, empty if there is none; `name` in lower case."""
+        return (value(self.response.headers, name) or b"").decode("latin-1")
 
     async def aclose(self) -> None:
         """End the exchange; if the body is not at its end, the upstream sees a hang-up."""
         await self.response.aclose()
 
 
-def _stream(response: httpx.Response) -> AsyncIterator[bytes]:
-    if not isinstance(response.stream, httpx.AsyncByteStream):
-        raise TypeError("an asynchronous transport gives an asynchronous stream")
-    return aiter(response.stream)
-
-
-async def open_answer(upstream: Upstream, request: httpx.Request) -> Answer:
+async def open_answer(upstream: Upstream, request: HttpRequest) -> Answer:
     """Send a request and wait for status and headers of the answer.
 
     Raises:
         UpstreamError: 502 `upstream_unreachable` or `upstream_protocol_error`, 504 `upstream_timeout`.
     """
     try:
-        response = await upstream.transport.handle_async_request(request)
+        response = await upstream.engine.send(request)
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         raise UpstreamError(502, "The upstream cannot be reached.", "upstream_unreachable") from error
     except httpx.TimeoutException as error:
@@ -140,7 +126,7 @@ async def open_answer(upstream: Upstream, request: httpx.Request) -> Answer:
     except httpx.TransportError as error:
         message = "The upstream ended the connection without a valid answer."
         raise UpstreamError(502, message, "upstream_protocol_error") from error
-    if not 200 <= response.status_code <= 599:  # an upgrade nobody asked for, or no HTTP status at all
+    if not 200 <= response.status <= 599:  # an upgrade nobody asked for, or no HTTP status at all
         await response.aclose()
         raise UpstreamError(502, "The upstream's status is not valid.", "upstream_protocol_error")
     return Answer(response)
@@ -169,9 +155,9 @@ async def relay_back(
         tap: Sees each chunk after it was sent; its failure is logged and does no harm.
     """
     response = answer.response
-    headers = to_client(response.status_code, response.headers.raw) + list(extra)
+    headers = to_client(response.status, response.headers) + list(extra)
     try:
-        await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
         async for chunk in answer.chunks():
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
             if tap is not None:

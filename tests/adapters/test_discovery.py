@@ -11,8 +11,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from proxy.adapters.aiohttp_transport import AiohttpTransport
+from proxy.adapters.aiohttp_engine import AiohttpEngine
 from proxy.adapters.discovery import MAX_BODY_BYTES, HttpDiscovery
+from proxy.adapters.engine_transport import EngineTransport
 from proxy.serving import served
 
 MODEL = "org/model"
@@ -39,7 +40,7 @@ class Upstream:
 
 @asynccontextmanager
 async def discovery(upstream: Upstream) -> AsyncIterator[tuple[HttpDiscovery, str]]:
-    transport = AiohttpTransport()
+    transport = EngineTransport(AiohttpEngine())
     try:
         async with served(Starlette(routes=[Route("/{path:path}", upstream.answer)])) as url:
             yield HttpDiscovery(transport, DEADLINE_S), f"{url}/v1"
@@ -109,12 +110,12 @@ async def test_an_upstream_that_does_not_end_is_waited_for_no_longer_than_the_de
 
 
 async def test_an_upstream_that_is_away_tells_nothing() -> None:
-    transport = AiohttpTransport()
+    transport = EngineTransport(AiohttpEngine())
     assert await HttpDiscovery(transport).window("http://127.0.0.1:9/v1", KEY, MODEL) is None
     await transport.aclose()
 
 
 async def test_a_provider_that_tells_nothing_is_not_asked() -> None:
-    transport = AiohttpTransport()
+    transport = EngineTransport(AiohttpEngine())
     assert await HttpDiscovery(transport).window("https://api.openai.com/v1", KEY, "gpt-4o") is None
     await transport.aclose()

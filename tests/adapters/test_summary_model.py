@@ -10,7 +10,8 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from proxy.adapters.aiohttp_transport import AiohttpTransport
+from proxy.adapters.aiohttp_engine import AiohttpEngine
+from proxy.adapters.engine_transport import EngineTransport
 from proxy.adapters.summary_model import MAX_ANSWER_BYTES, MAX_MODELS, HttpSummaryModel
 from proxy.errors import SummaryFailed
 from proxy.ports import SummaryAnswer, SummaryCall
@@ -242,7 +243,7 @@ async def real(response: bytes = b"") -> AsyncIterator[tuple[HttpSummaryModel, S
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    transport = AiohttpTransport()
+    transport = EngineTransport(AiohttpEngine())
     try:
         port = server.sockets[0].getsockname()[1]
         yield HttpSummaryModel(transport), replace(CALL, url=f"http://127.0.0.1:{port}/v1/chat/completions")
@@ -286,7 +287,7 @@ async def test_a_deadline_ends_a_call_that_drips() -> None:
     ended = asyncio.Event()
     server = await asyncio.start_server(drip, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    transport = AiohttpTransport()
+    transport = EngineTransport(AiohttpEngine())
     model = HttpSummaryModel(transport)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):

@@ -1,7 +1,7 @@
-import httpx
 import pytest
 from pydantic import SecretStr
 
+from proxy.adapters.aiohttp_engine import AiohttpEngine
 from proxy.compaction.brief import SummaryRoute
 from proxy.config import Config
 from proxy.config.model import for_model
@@ -22,8 +22,7 @@ def routes(
     base_url: str = "https://up.example",
 ) -> tuple[SummaryRoute, ...]:
     config = Config(upstream=UpstreamSection(base_url=base_url), summary=summary)
-    transport = httpx.MockTransport(lambda _: httpx.Response(200))
-    upstream = Upstream(base_url, "", "0123456789abcdef", transport, 1, 1)
+    upstream = Upstream(base_url, "", "0123456789abcdef", AiohttpEngine(), 1, 1)
     scope = {"raw_path": path.encode(), "query_string": query, "headers": []}
     policy = STRATEGIES[strategy]
     return summary_routes(config, for_model(config, "chat"), policy, upstream, scope, "chat")

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.adapters.aiohttp_transport import AiohttpTransport
+from proxy.adapters.aiohttp_engine import AiohttpEngine
+from proxy.adapters.engine_transport import EngineTransport
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 CANCELS = 2_000
@@ -57,7 +58,7 @@ async def test_2000_cancels_leak_nothing(wire: Any) -> None:
         else:
             await exchange.send(OK)
 
-    transport = AiohttpTransport()
+    transport = EngineTransport(AiohttpEngine())
     async with wire.running_upstream(script) as upstream:
         for batch in range(CANCELS // 50):
             tasks = [
@@ -78,7 +79,7 @@ async def test_2000_cancels_leak_nothing(wire: Any) -> None:
 
 
 async def test_connections_are_reused(wire: Any) -> None:
-    transport = AiohttpTransport()
+    transport = EngineTransport(AiohttpEngine())
     async with wire.running_upstream(answer) as upstream:
         for _ in range(5):
             assert await fetch(transport, request(upstream.port)) == b"ok"
@@ -95,7 +96,7 @@ async def test_a_streamed_body_never_goes_over_a_reused_connection(wire: Any) ->
             await exchange.reader.readuntil(b"0\r\n\r\n")
         await exchange.send(OK)
 
-    transport = AiohttpTransport()
+    transport = EngineTransport(AiohttpEngine())
     async with wire.running_upstream(script) as upstream:
         await fetch(transport, request(upstream.port))
         assert await fetch(transport, request(upstream.port, body=body())) == b"ok"
@@ -105,7 +106,7 @@ async def test_a_streamed_body_never_goes_over_a_reused_connection(wire: Any) ->
 
 
 async def test_an_expired_connection_is_not_used_again(wire: Any) -> None:
-    transport = AiohttpTransport(idle_expiry_s=0.02)
+    transport = EngineTransport(AiohttpEngine(idle_expiry_s=0.02))
     async with wire.running_upstream(answer) as upstream:
         await fetch(transport, request(upstream.port))
         await asyncio.sleep(0.05)
@@ -122,7 +123,7 @@ async def test_a_stale_connection_costs_no_error(wire: Any) -> None:
         await exchange.send(OK)
         asyncio.get_running_loop().call_later(expiry_s, exchange.writer.close)
 
-    transport = AiohttpTransport(idle_expiry_s=1.0)
+    transport = EngineTransport(AiohttpEngine(idle_expiry_s=1.0))
     async with wire.running_upstream(script) as upstream:
 
         async def client(number: int) -> None:
@@ -144,7 +145,7 @@ async def test_a_reused_connection_that_ends_unanswered_is_replayed_exactly_once
         else:
             exchange.writer.close()
 
-    transport = AiohttpTransport()
+    transport = EngineTransport(AiohttpEngine())
     async with wire.running_upstream(script) as upstream:
         await fetch(transport, request(upstream.port, method))
         with pytest.raises(httpx.RemoteProtocolError):
@@ -158,7 +159,7 @@ async def test_a_fresh_connection_that_ends_unanswered_is_not_replayed(wire: Any
     async def script(exchange: Any) -> None:
         exchange.writer.close()
 
-    transport = AiohttpTransport()
+    transport = EngineTransport(AiohttpEngine())
     async with wire.running_upstream(script) as upstream:
         with pytest.raises(httpx.RemoteProtocolError):
             await fetch(transport, request(upstream.port, method))
@@ -174,7 +175,7 @@ async def test_a_reused_connection_that_ends_within_the_answer_is_not_replayed(w
             await exchange.send(b"HTTP/1.1 2")
             exchange.writer.close()
 
-    transport = AiohttpTransport()
+    transport = EngineTransport(AiohttpEngine())
     async with wire.running_upstream(script) as upstream:
         await fetch(transport, request(upstream.port))
         with pytest.raises(httpx.RemoteProtocolError):
@@ -190,7 +191,7 @@ async def test_what_came_while_idle_answers_no_request(wire: Any) -> None:
             await asyncio.sleep(0.01)
             await exchange.send(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
 
-    transport = AiohttpTransport()
+    transport = EngineTransport(AiohttpEngine())
     async with wire.running_upstream(script) as upstream:
         await fetch(transport, request(upstream.port))
         await asyncio.sleep(0.03)
@@ -207,7 +208,7 @@ async def test_closing_a_response_before_its_end_hangs_up(wire: Any) -> None:
         await exchange.reader.read()
         left.set()
 
-    transport = AiohttpTransport()
+    transport = EngineTransport(AiohttpEngine())
     async with wire.running_upstream(script) as upstream:
         response = await transport.handle_async_request(request(upstream.port))
         await response.aclose()
@@ -230,7 +231,7 @@ async def test_giving_up_a_stalled_upload_closes_the_socket(wire: Any) -> None:
     def open_files() -> int:
         return len(list(Path("/dev/fd").iterdir()))
 
-    transport = AiohttpTransport()
+    transport = EngineTransport(AiohttpEngine())
     async with wire.running_upstream(script) as upstream:
         before = open_files()
         upload = asyncio.create_task(fetch(transport, request(upstream.port, body=body())))
@@ -250,7 +251,7 @@ async def test_bytes_that_came_before_a_cut_are_given_before_the_error(wire: Any
         await exchange.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\npart")
         exchange.writer.close()
 
-    transport = AiohttpTransport()
+    transport = EngineTransport(AiohttpEngine())
     got: list[bytes] = []
     async with wire.running_upstream(script) as upstream:
         response = await transport.handle_async_request(request(upstream.port))
@@ -272,7 +273,7 @@ async def test_errors_are_of_httpxs_kinds(wire: Any) -> None:
         else:
             await exchange.send(b"not http at all\r\n\r\n")
 
-    transport = AiohttpTransport()
+    transport = EngineTransport(AiohttpEngine())
     async with wire.running_upstream(script) as upstream:
         with pytest.raises(httpx.ConnectError):
             await fetch(transport, request(closed_port))
@@ -294,7 +295,7 @@ async def test_a_connection_that_does_not_stand_in_time_is_a_connect_timeout() -
         for filler in fillers:
             filler.settimeout(0)
             filler.connect_ex(("127.0.0.1", port))
-        transport = AiohttpTransport()
+        transport = EngineTransport(AiohttpEngine())
         with pytest.raises(httpx.ConnectTimeout):
             await fetch(transport, request(port, connect=0.1))
         await transport.aclose()
@@ -305,7 +306,7 @@ async def test_a_connection_that_does_not_stand_in_time_is_a_connect_timeout() -
 async def test_an_async_client_runs_on_it(wire: Any) -> None:
     async with (
         wire.running_upstream(answer_and_close) as upstream,
-        httpx.AsyncClient(transport=AiohttpTransport()) as client,
+        httpx.AsyncClient(transport=EngineTransport(AiohttpEngine())) as client,
     ):
         response = await client.post(f"http://127.0.0.1:{upstream.port}/a%2Fb?c=%20", json={"a": 1})
     assert (response.text, upstream.seen[0].target) == ("ok", b"/a%2Fb?c=%20")
@@ -318,7 +319,7 @@ async def test_the_environments_proxy_is_used_only_if_asked_for(
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{forward.port}")
         monkeypatch.delenv("no_proxy", raising=False)
         for trust_env in (False, True):
-            transport = AiohttpTransport(trust_env=trust_env)
+            transport = EngineTransport(AiohttpEngine(trust_env=trust_env))
             await fetch(transport, request(upstream.port))
             await transport.aclose()
     assert [seen.target for seen in upstream.seen] == [b"/x"]

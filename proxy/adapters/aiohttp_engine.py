@@ -1,4 +1,4 @@
-"""The HTTP client under the relay: aiohttp's connection pool behind httpx's transport interface.
+"""An engine over aiohttp's connection pool.
 
 What it promises beyond a plain client: bytes go out and come in exactly as they are, chunks are handed on
 as the network delivered them, closing a response closes its socket at once, nobody ever waits for a pool
@@ -8,13 +8,14 @@ slot, and a pooled connection that the upstream had already given up costs one s
 import functools
 import io
 import urllib.request
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import httpx
 import yarl
 from aiohttp.client_proto import ResponseHandler
+
+from proxy.ports import HttpRequest, HttpResponse
 
 IDLE_EXPIRY_S = 2.0  # below the 5 s after which common servers close an idle connection
 HEADER_LINE_BYTES = 65_536
@@ -23,7 +24,6 @@ LARGE_BYTES = 1_048_576
 READ_BUFFER_BYTES = 32_768  # aiohttp stops reading from the socket at twice this much unread data
 
 _SKIP_AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-_FRAMING = frozenset({b"transfer-encoding", b"connection"})  # aiohttp writes its own
 
 # The first matching row decides.
 _HTTPX_ERRORS: tuple[tuple[type[BaseException], type[httpx.TransportError]], ...] = (
@@ -107,21 +107,25 @@ def _translated(error: BaseException) -> httpx.TransportError:
     return httpx.NetworkError(type(error).__name__)
 
 
-class _ResponseBody(httpx.AsyncByteStream):
-    """The body as the network delivers it, neither decoded nor cut to size."""
+class _Response:
+    """An answer; its body comes as the network delivers it, neither decoded nor cut to size."""
+
+    __slots__ = ("_response", "headers", "reason", "status")
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.status = response.status
+        self.reason = (response.reason or "").encode("latin-1", "replace")
+        self.headers = response.raw_headers
         self._response = response
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
+    async def read(self) -> bytes:
         content = self._response.content
         try:
-            while chunk := await content.readany():
-                yield chunk
+            return await content.readany()
         except aiohttp.ClientError as error:
             # aiohttp raises ahead of what it has buffered; those bytes did arrive.
             if rest := content._read_nowait(-1):  # noqa: SLF001 - the public one raises first
-                yield rest
+                return rest
             raise _translated(error) from error
 
     async def aclose(self) -> None:
@@ -136,14 +140,19 @@ def _text(raw: bytes) -> str:
         return raw.decode("latin-1")
 
 
-def _url(request: httpx.Request) -> yarl.URL:
+@functools.lru_cache(maxsize=64)
+def _origin(origin: str) -> yarl.URL:
+    return yarl.URL(origin)
+
+
+def _url(request: HttpRequest) -> yarl.URL:
     """Where to send it. The whole target goes into the path, which is then written byte for byte."""
-    target: bytes = request.extensions.get("target", request.url.raw_path)
+    origin = _origin(request.origin)
     return yarl.URL.build(
-        scheme=request.url.scheme,
-        host=request.url.host,
-        port=request.url.port,
-        path=target.decode("latin-1" if not target.isascii() else "ascii"),
+        scheme=origin.scheme,
+        host=origin.host or "",
+        port=origin.explicit_port,
+        path=request.target.decode("latin-1"),
         encoded=True,
     )
 
@@ -155,23 +164,15 @@ def _payload(body: object) -> object:
     return body or None
 
 
-def _timeout(request: httpx.Request) -> aiohttp.ClientTimeout:
-    limits: dict[str, float | None] = request.extensions.get("timeout", {})
-    return aiohttp.ClientTimeout(total=None, connect=limits.get("connect"), sock_read=limits.get("read"))
-
-
-def _environment_proxy(url: httpx.URL) -> str | None:
+def _environment_proxy(url: yarl.URL) -> str | None:
     """The proxy that the environment names for this origin, honouring NO_PROXY."""
-    if urllib.request.proxy_bypass(url.host):
+    if urllib.request.proxy_bypass(url.host or ""):
         return None
     return urllib.request.getproxies().get(url.scheme)
 
 
-class AiohttpTransport(httpx.AsyncBaseTransport):
-    """Sends requests over aiohttp. One per event loop; connections are made as they are needed.
-
-    Honours `request.extensions`: `target` (the raw request target, bytes) and `timeout` (httpx's dict:
-    `connect` and `read` in seconds or None; `read` is both the wait for the first byte and for each next).
+class AiohttpEngine:
+    """`ports.HttpEngine` over aiohttp. One per event loop; connections are made as they are needed.
 
     Args:
         trust_env: Whether HTTP_PROXY, HTTPS_PROXY and NO_PROXY decide the way. SSL_CERT_FILE and
@@ -205,53 +206,39 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
             max_headers=HEADER_COUNT,
         )
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send the request; the response comes back as soon as its headers are known, its body unread.
-
-        A request whose body is bytes may go over a pooled connection, and is replayed once, over a new one,
-        if that connection turns out to be dead before one byte came back. A streamed body cannot be sent
-        twice, so it always gets a new connection.
-
-        Raises:
-            httpx.TransportError: `ConnectError`, `ConnectTimeout`, `ReadTimeout`, `ReadError`, `WriteError`
-                or `RemoteProtocolError`. Iterating the body may raise the last two kinds, after every byte
-                that did arrive.
-        """
+    async def send(self, request: HttpRequest) -> HttpResponse:
+        """Send a request (`ports.HttpEngine`). A streamed body always gets a new connection."""
         if self._closed:
-            raise httpx.ConnectError("the transport is closed")
+            raise httpx.ConnectError("the engine is closed")
         try:
-            if not isinstance(request.stream, httpx.ByteStream):
-                return await self._send(self._fresh, request, request.stream)
+            if not isinstance(request.body, bytes):
+                return await self._send(self._fresh, request)
             try:
-                return await self._send(self._pooled, request, b"".join(request.stream))
+                return await self._send(self._pooled, request)
             except _ConnectionLostError as error:
                 if not error.stale:
                     raise
             except aiohttp.ClientConnectionResetError:
                 pass  # lost between the pool and the first write: nothing was sent
-            return await self._send(self._fresh, request, b"".join(request.stream))
+            return await self._send(self._fresh, request)
         except (aiohttp.ClientError, OSError) as error:
             raise _translated(error) from error
 
-    async def _send(
-        self, session: aiohttp.ClientSession, request: httpx.Request, body: object
-    ) -> httpx.Response:
+    async def _send(self, session: aiohttp.ClientSession, request: HttpRequest) -> HttpResponse:
+        url = _url(request)
+        headers = [(_text(k), _text(v)) for k, v in request.headers]
+        if request.length is not None and not isinstance(request.body, bytes):
+            headers.append(("content-length", str(request.length)))
         response = await session.request(
             request.method,
-            _url(request),
-            headers=[(_text(k), _text(v)) for k, v in request.headers.raw if k.lower() not in _FRAMING],
-            data=_payload(body),
+            url,
+            headers=headers,
+            data=_payload(request.body),
             allow_redirects=False,
-            timeout=_timeout(request),
-            proxy=_environment_proxy(request.url) if self._trust_env else None,
+            timeout=aiohttp.ClientTimeout(total=None, connect=request.connect_s, sock_read=request.silence_s),
+            proxy=_environment_proxy(url) if self._trust_env else None,
         )
-        return httpx.Response(
-            response.status,
-            headers=list(response.raw_headers),
-            stream=_ResponseBody(response),
-            extensions={"reason_phrase": (response.reason or "").encode("latin-1", "replace")},
-            request=request,
-        )
+        return _Response(response)
 
     async def aclose(self) -> None:
         """Close every connection. Calling it twice does no harm."""
