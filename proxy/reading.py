@@ -7,12 +7,14 @@ a message is recognised by its bytes, which its record keeps anyway.
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from proxy.core.digest import prefix_digests
 from proxy.core.message import Message
 from proxy.core.tokens import RULES, definition_piece, message_tokens, pieces
 from proxy.counting import Counting
+from proxy.dialects.chat import Body
 from proxy.dialects.chat_message import message
 from proxy.dialects.chat_parts import part_tokens
 
@@ -36,6 +38,23 @@ class Gauge(NamedTuple):
     rule: str
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What a client's list holds.
+
+    Attributes:
+        messages: All messages, counted.
+        body: The non-privileged ones.
+        prefixes: Prefix digests of `body`.
+        tokens: Sum over `messages`, before calibration.
+    """
+
+    messages: tuple[Message, ...]
+    body: tuple[Message, ...]
+    prefixes: tuple[bytes, ...]
+    tokens: int
+
+
 class Reading:
     """Reads messages, remembering the ones it has read.
 
@@ -49,6 +68,18 @@ class Reading:
         self._max_held_bytes = max_held_bytes
         self._held: OrderedDict[tuple[bytes, Gauge], Message] = OrderedDict()
         self._held_bytes = 0
+
+    async def listed(self, body: Body, gauge: Gauge) -> Listed:
+        """The list of a request, counted and digested.
+
+        Raises:
+            Unreadable: One of its messages is none.
+        """
+        messages = await self.messages(body.messages, gauge)
+        plain = tuple(message for message in messages if not message.privileged)
+        return Listed(
+            messages, plain, tuple(prefix_digests(plain)), sum(message.tokens for message in messages)
+        )
 
     async def messages(self, raws: Sequence[bytes], gauge: Gauge) -> tuple[Message, ...]:
         """The records of these messages, counted.

@@ -11,7 +11,6 @@ from proxy.compaction.view import View, gauge_of
 from proxy.core.budget import budget
 from proxy.core.checkpoint import Checkpoint, deepest, found_by
 from proxy.core.checkpoint_fields import from_fields
-from proxy.core.digest import prefix_digests
 from proxy.core.keys import checkpoint_keys, checkpoints_key, staged_key
 from proxy.learning import Learning
 from proxy.reading import Reading
@@ -53,9 +52,8 @@ class Viewer:
         """
         gauge = gauge_of(ask)
         policy = policy_for(ask.settings, ask.strategy)
-        messages = await self._reading.messages(ask.body.messages, gauge)
+        listed = await self._reading.listed(ask.body, gauge)
         overhead = await self._reading.overhead(ask.body.prompt_members, gauge)
-        body = tuple(message for message in messages if not message.privileged)
         learned = await self._learning.of(ask.tenant, ask.origin, ask.model)
         window = learned.window_for(ask.model, ask.settings.window)
         spent = budget(window, policy.reserves, ask.body.max_output)
@@ -63,15 +61,15 @@ class Viewer:
         view = View(
             ask=ask,
             policy=policy,
-            messages=messages,
-            body=body,
-            prefixes=tuple(prefix_digests(body)),
+            messages=listed.messages,
+            body=listed.body,
+            prefixes=listed.prefixes,
             overhead=overhead,
             calibration=learned.calibration,
             budget=replace(spent, limit=int(spent.limit * TIGHT_SHARE**refusals)),
             most=int(most * DOUBT_SHARES[refusals]),
             earlier=None,
-            effective=messages,
+            effective=listed.messages,
         )
         return await self._matched(view)
 
