@@ -1,6 +1,7 @@
 """Growing requests made of conversations, and what must hold of each that reaches the provider."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil
@@ -77,11 +78,15 @@ def cuts(messages: Sequence[JsonObject], steps: int = STEPS) -> list[int]:
 
 @dataclass(frozen=True)
 class Step:
-    """One request of a growing conversation."""
+    """One request of a growing conversation.
+
+    `narrowest` is the least limit of the requests before it: what a round of theirs has shortened stays so.
+    """
 
     name: str
     messages: list[JsonObject]
     tools: list[JsonObject] | None
+    narrowest: int = sys.maxsize
 
     def body(self, model: str, *, stream: bool) -> JsonObject:
         extra = {"tools": self.tools} if self.tools else {}
@@ -139,12 +144,16 @@ class Step:
 
     def roomy(self, strategy: str) -> bool:
         """Whether the task must be whole: in a stand-in that has to be cut it is not."""
-        inside = strategy == "chained" and self.needed() + self.frame() > STAND_IN_SHARE * self.known_room()
+        inside = strategy == "chained" and self.crowded(min(self.limit(), self.narrowest))
         return self.ample() and not inside
 
-    def known_room(self) -> float:
+    def crowded(self, limit: int) -> bool:
+        """Whether what must stay leaves hardly any room for a stand-in."""
+        return self.needed() + self.frame() > STAND_IN_SHARE * self.known_room(limit)
+
+    def known_room(self, limit: int | None = None) -> float:
         """Bytes of the limit less what an estimate may be wrong by."""
-        return (1 - ESTIMATE_ERROR) * BYTES_PER_TOKEN * self.limit()
+        return (1 - ESTIMATE_ERROR) * BYTES_PER_TOKEN * (limit or self.limit())
 
     def limit(self) -> int:
         """Tokens of the irreducible part and 40 % of the rest."""
@@ -173,6 +182,8 @@ class Step:
         last = self.messages[-1]
         if not self.ample() or got[-1] == last:
             return True
+        if strategy == "full" and self.crowded(self.limit()):
+            return True  # its stand-in holds the latest user message, and the last result gives way to it
         if strategy == "full" and last["role"] == "user":
             return _holds_request(got[-1:], last, moved=True)
         most = self.share_bytes(ANCHORED_RESULT_SHARE) if strategy == "anchored" else LARGE_RESULT_BYTES
@@ -185,7 +196,7 @@ class Step:
         size = len(task.encode("utf-8", "surrogatepass"))
         whole = WHOLE_TASK_TOKENS * BYTES_PER_TOKEN
         if strategy == "anchored" and self.task is not self.latest_user:
-            most = min(whole, self.share_bytes(ANCHORED_TASK_SHARE))
+            most = min(whole, ANCHORED_TASK_SHARE * BYTES_PER_TOKEN * min(self.limit(), self.narrowest))
             return len(task) if size <= most else ANCHORED_HEAD_CHARACTERS
         return len(task) if size <= whole else TASK_HEAD_CHARACTERS
 
@@ -206,10 +217,11 @@ def _holds_request(got: Sequence[JsonObject], request: JsonObject | None, *, mov
 
 
 def steps_of(row: JsonObject, steps: int = STEPS) -> list[Step]:
-    return [
-        Step(f"{row['id']} @{cut}", row["messages"][:cut], row.get("tools"))
-        for cut in cuts(row["messages"], steps)
-    ]
+    found: list[Step] = []
+    for cut in cuts(row["messages"], steps):
+        narrowest = min((each.limit() for each in found), default=sys.maxsize)
+        found.append(Step(f"{row['id']} @{cut}", row["messages"][:cut], row.get("tools"), narrowest))
+    return found
 
 
 def rows(path: Path) -> list[JsonObject]:
