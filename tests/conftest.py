@@ -12,10 +12,15 @@ import httpx
 import pytest
 from hypothesis import settings
 
+from proxy.adapters.memory_store import MemoryStore
+from proxy.adapters.redis_store import RedisStore
+from proxy.adapters.redis_url import parse
+from proxy.adapters.sqlite_store import SqliteStore
 from proxy.app import create_app
 from proxy.config.model import Config
 from proxy.ports import Store
 from proxy.serving import served
+from tests.redis_servers import RedisServer
 
 ROOT = Path(__file__).resolve().parent.parent
 SUMMARY_MODEL = "summary-small"
@@ -131,3 +136,17 @@ def proxied() -> Proxied:
             yield client
 
     return running
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    """A store of each kind, empty."""
+    if request.param == "redis":
+        with RedisServer(tmp_path) as server:
+            made: Store = RedisStore(parse(server.url))
+            yield made
+            await made.close()
+        return
+    made = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "state.db")
+    yield made
+    await made.close()

@@ -1,21 +1,14 @@
 """What rounds have taken out is found again, by who it belongs to and by nobody else."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 
 from proxy.adapters.memory_store import MemoryStore
-from proxy.adapters.redis_store import RedisStore
-from proxy.adapters.redis_url import parse
-from proxy.adapters.sqlite_store import SqliteStore
 from proxy.archive import Archived, Round, archived
 from proxy.core.message import Message
 from proxy.history import History
 from proxy.ports import Store
 from proxy.recall import MAX_TERMS, SNIPPET_CHARACTERS, Hit, Recall, Recalled, terms
 from proxy.storage.records import Records
-from tests.redis_servers import RedisServer
 
 DAY_S = 86_400.0
 WHO = ("t_1", "c_1")
@@ -55,19 +48,6 @@ async def taken(
 
 async def ids(store: Store, query: str, limit: int = 20) -> list[str]:
     return [hit.message_id for hit in await recall(store).search(*WHO, query, limit)]
-
-
-@pytest.fixture(params=["memory", "sqlite", "redis"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    if request.param == "redis":
-        with RedisServer(tmp_path) as server:
-            made: Store = RedisStore(parse(server.url))
-            yield made
-            await made.close()
-        return
-    made = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "state.db")
-    yield made
-    await made.close()
 
 
 async def test_messages_of_every_round_root_and_strategy_are_found_newest_first(store: Store) -> None:

@@ -1,20 +1,15 @@
 """Wishes are kept, bounded, seen by every replica, and no change of one is lost to another's."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 
 from proxy.adapters.memory_store import MemoryStore
-from proxy.adapters.redis_store import RedisStore
-from proxy.adapters.redis_url import parse
-from proxy.adapters.sqlite_store import SqliteStore
 from proxy.core.keys import wishes_key
 from proxy.ports import Store
 from proxy.storage.records import Records
 from proxy.wishes import FRESH_S, MAX_PINS, MAX_UNDONE, NONE, Wishes, Wishing, pin_id, valid_pin
-from tests.redis_servers import RedisServer
 
 DAY_S = 86_400.0
 WHO = ("t_1", "c_1")
@@ -50,19 +45,6 @@ class Faulty(MemoryStore):
         if self.away:
             raise OSError("gone")
         return await super().read(keys)
-
-
-@pytest.fixture(params=["memory", "sqlite", "redis"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    if request.param == "redis":
-        with RedisServer(tmp_path) as server:
-            made: Store = RedisStore(parse(server.url))
-            yield made
-            await made.close()
-        return
-    made = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "state.db")
-    yield made
-    await made.close()
 
 
 async def test_another_replica_sees_every_wish(store: Store) -> None:

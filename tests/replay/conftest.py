@@ -1,13 +1,20 @@
 """Growing requests made of conversations, and what must hold of each that reaches the provider."""
 
+import contextlib
 import json
+import os
+import signal
+import socket
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 JsonObject = dict[str, Any]
@@ -299,6 +306,40 @@ class Replaying:
     replayed = staticmethod(replayed)
     conversations = staticmethod(conversations)
     Step = Step
+
+
+def _healthy(url: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/health", timeout=2).status_code == 200
+    return False
+
+
+@contextlib.contextmanager
+def _started(command: Callable[[int], Sequence[str | Path]], limit_s: float) -> Iterator[str]:
+    """Run a server of a real model while the block runs; gives its URL. Skips where it does not start."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        command(port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until = time.monotonic() + limit_s
+        while not _healthy(url):
+            if process.poll() is not None or time.monotonic() > until:
+                pytest.skip("the model's server does not start here")
+            time.sleep(0.2)
+        yield url
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture(scope="session")
+def model_server() -> Callable[..., contextlib.AbstractContextManager[str]]:
+    """Runs a server of a real model, for a command by port and the seconds that it may take to start."""
+    return _started
 
 
 @pytest.fixture

