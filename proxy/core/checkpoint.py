@@ -8,9 +8,10 @@ So a wrong, stale or shared identity is a miss, never a leak. Indices count non-
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from proxy.core.digest import chain, outline_digest
-from proxy.core.message import Message, Span, latest_user, units
+from proxy.core.message import Message, Span, latest_user
 
 PREFIX_BYTES = 32
 # Who wrote a summary that no model wrote.
@@ -157,13 +158,28 @@ def _known(result: Result, message: Message) -> bool:
 
 def _same_prefix(checkpoint: Checkpoint, messages: Sequence[Message], *, shortened: bool) -> bool:
     """Whether the covered prefix is the one that the checkpoint was made of."""
-    results = {result.index: result for result in checkpoint.results}
-    prefix = list(enumerate(messages[: checkpoint.length]))
-    changed = [k for k, message in prefix if k in results and message.digest != results[k].digest]
-    if not all(shortened and _known(results[k], messages[k]) for k in changed):
+    digests = [message.digest for message in messages[: checkpoint.length]]
+    for result in checkpoint.results:
+        if 0 <= result.index < len(digests) and digests[result.index] != result.digest:
+            if not (shortened and _known(result, messages[result.index])):
+                return False
+            digests[result.index] = result.digest
+    return _chained(tuple(digests)) == checkpoint.exact
+
+
+@lru_cache(maxsize=256)  # each request of a conversation asks again
+def _chained(digests: tuple[bytes, ...]) -> bytes:
+    return chain(digests)[-1]
+
+
+def _parts_a_unit(messages: Sequence[Message], at: int) -> bool:
+    """Whether an edge before `at` would part calls from answers that directly follow them."""
+    if not 0 < at < len(messages) or not messages[at].answers:
         return False
-    restored = (results[k].digest if k in results else message.digest for k, message in prefix)
-    return chain(restored)[-1] == checkpoint.exact
+    before = at - 1
+    while before > 0 and messages[before].answers and not messages[before].calls:
+        before -= 1
+    return bool(messages[before].calls)
 
 
 def stands(checkpoint: Checkpoint, messages: Sequence[Message], conversation: str | None = None) -> bool:
@@ -180,7 +196,7 @@ def stands(checkpoint: Checkpoint, messages: Sequence[Message], conversation: st
     if latest is not None and checkpoint.covers(latest) and latest != checkpoint.carried:
         return False
     end = max((span.stop for span in checkpoint.spans if span.start not in checkpoint.edited), default=0)
-    if not any(end in unit for unit in units(messages)):  # a further result of a call that is gone
+    if _parts_a_unit(messages, end):  # a further result of a call that is gone
         return False
     return _same_prefix(checkpoint, messages, shortened=conversation in {None, checkpoint.conversation})
 

@@ -2,13 +2,16 @@
 
 import re
 from collections.abc import Collection, Sequence
+from operator import attrgetter
 
 from proxy.core.defang import inert
-from proxy.core.message import Message, Span
+from proxy.core.message import PRIVILEGED_ROLES, Message, Span
 from proxy.core.policy import Frame
 
 # What is left of a text of which nothing may be left.
 MARK = "[…]"
+
+_role = attrgetter("role")
 
 
 def render(
@@ -26,6 +29,26 @@ def render(
         stand_ins: What each span is replaced by.
         edited: Starts of the spans that hold one message that stays where it is, shortened.
     """
+    leading = next((k for k, each in enumerate(messages) if not each.privileged), len(messages))
+    body = messages[leading:]
+    if not PRIVILEGED_ROLES.isdisjoint(map(_role, body)):
+        return _gathered(messages, spans, stand_ins, edited)
+    made, done = list(messages[:leading]), 0
+    for span, put in zip(spans, stand_ins, strict=True):
+        made += body[done : span.start]
+        made += put
+        done = span.stop
+    made += body[done:]
+    return tuple(made)
+
+
+def _gathered(
+    messages: Sequence[Message],
+    spans: Sequence[Span],
+    stand_ins: Sequence[Sequence[Message]],
+    edited: Collection[int],
+) -> tuple[Message, ...]:
+    """The effective list where privileged messages stand between others."""
     head, rest = list[Message](), list[Message]()
     starts = {span.start: k for k, span in enumerate(spans)}
     end = max((span.stop for span in spans if span.start not in edited), default=0)

@@ -32,6 +32,25 @@ def _answered(unit: Sequence[Message]) -> Iterator[Message]:
         )
 
 
+def sound(messages: Sequence[Message]) -> bool:
+    """Whether `repair` would leave the list as it is."""
+    unanswered: list[str] = []
+    calling = False  # whether an answer may stand here
+    for message in messages:
+        if message.answers:
+            matched = set(message.answers).intersection(unanswered) if calling else ()
+            if not matched:
+                return False
+            for each in matched:
+                unanswered.remove(each)
+            continue
+        if unanswered or (message.role == "assistant" and message.empty):
+            return False
+        calling = bool(message.calls)
+        unanswered = [call.id for call in message.calls]
+    return not unanswered
+
+
 def repair(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The list with calls answered, orphaned results dropped and empty assistant messages dropped.
 

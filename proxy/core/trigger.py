@@ -34,6 +34,11 @@ class Row:
         given = [field for field in (*sizes, *counts) if field is not None]
         return bool(given) and all(given)
 
+    @property
+    def counts(self) -> bool:
+        """Whether it matters what the conversation has gained."""
+        return bool(self.messages or self.turns or self.iterations)
+
     def token_mark(self, budget: Budget) -> int:
         """Tokens at which the token fields are all reached; 0 if the row has none."""
         return max(
@@ -50,6 +55,9 @@ class Gained:
     messages: int
     turns: int
     iterations: int
+
+
+NOTHING_GAINED = Gained(messages=0, turns=0, iterations=0)
 
 
 def automatic(rows: Sequence[Row]) -> bool:

@@ -33,6 +33,32 @@ def test_the_first_message_of_a_span_gives_way_to_its_stand_in() -> None:
     assert texts(render(listed("suauau"), [Span(0, 3)], [[STAND_IN]])) == ["0", "summary", "4", "5"]
 
 
+@UNHURRIED
+@given(st.integers(0, 2), st.integers(0, 9), st.sets(st.integers(0, 9), max_size=6), st.integers(0, 1))
+def test_leading_privileged_messages_make_no_difference_to_the_others(
+    leading: int, count: int, edges: set[int], late: int
+) -> None:
+    messages = listed("s" * leading + "u" * count)
+    found = sorted(edge for edge in edges if edge <= count)
+    spans = [Span(*pair) for pair in zip(found[::2], found[1::2], strict=False)]
+    puts = [[Message("assistant", f"summary {span}")] for span in spans]
+    behind = [Message("system", "late")] * late
+    gone = {index for span in spans for index in range(*span)}
+    rest = [
+        text
+        for index in range(count)
+        for text in (
+            *(put[0].text for span, put in zip(spans, puts, strict=True) if span.start == index),
+            *([messages[leading + index].text] if index not in gone else []),
+        )
+    ]
+    assert texts(render([*messages, *behind], spans, puts)) == [
+        *map(str, range(leading)),
+        *rest,
+        *(each.text for each in behind),
+    ]
+
+
 def test_a_span_without_a_stand_in_leaves_nothing() -> None:
     messages = listed("uauau")
 

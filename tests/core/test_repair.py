@@ -1,7 +1,10 @@
 """What a valid list is, and how one is made."""
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from proxy.core.message import Call, Message
-from proxy.core.repair import GO_ON, NO_RESPONSE, UNDERSTOOD, alternate, repair
+from proxy.core.repair import GO_ON, NO_RESPONSE, UNDERSTOOD, alternate, repair, sound
 
 SYSTEM = Message("system", "rules")
 DEVELOPER = Message("developer", "more rules")
@@ -21,6 +24,17 @@ def test_a_valid_list_stays_as_it_is() -> None:
     messages = (SYSTEM, USER, calling("a", "b"), answer("b"), answer("a"), SAID, USER)
 
     assert repair(messages) == messages
+
+
+PLAIN = [SYSTEM, USER, SAID, Message("assistant")]
+CALLING = [calling("a"), calling("a", "b"), calling("")]
+ANSWERS = [answer("a"), answer("b"), answer("")]
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([*PLAIN, *CALLING, *ANSWERS]), max_size=8))
+def test_a_list_is_sound_if_repairing_leaves_it_as_it_is(messages: list[Message]) -> None:
+    assert sound(messages) == (repair(messages) == tuple(messages))
 
 
 def test_a_missing_result_is_filled_in_behind_those_that_came() -> None:
