@@ -22,9 +22,8 @@ MAX_ROOTS = 4_000
 ANCHORS_PER_ROOT = 6
 # A provider may count otherwise tomorrow; anchors are kept this long, in seconds.
 KEPT_S = 86_400.0
-# What other replicas have counted is asked for this often, in seconds, and of so many roots at once.
+# What other replicas have counted is asked for this often, in seconds.
 LOOK_EVERY_S = 10.0
-LOOKS_AT_ONCE = 4
 # What was counted here is written this often, in seconds.
 FLUSH_S = 5.0
 
@@ -53,7 +52,6 @@ class Anchors:
         self._clock = clock
         self._known: OrderedDict[str, tuple[Anchor, ...]] = OrderedDict()
         self._looked: dict[str, float] = {}
-        self._looking: set[asyncio.Task[None]] = set()
         self._unwritten: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
@@ -63,11 +61,24 @@ class Anchors:
 
         The store is waited for only where this process does not know the root.
         """
+        await self.look(tenant, root)
+        return self.held(tenant, root, prefixes, place)
+
+    def knows(self, tenant: str, root: bytes) -> bool:
+        """Whether the store has been asked for a root."""
+        return anchors_key(tenant, root) in self._looked
+
+    async def look(self, tenant: str, root: bytes) -> None:
+        """Ask the store for a root, unless it has been asked."""
         key = anchors_key(tenant, root)
-        if key in self._looked:
-            self._look_behind(key)
-        else:
+        if key not in self._looked:
             await self._look(key)
+
+    def held(self, tenant: str, root: bytes, prefixes: Sequence[bytes], place: bytes) -> Anchor | None:
+        """As `find`, of what this process knows."""
+        key = anchors_key(tenant, root)
+        if self._clock() - self._looked.get(key, math.inf) >= LOOK_EVERY_S:
+            self._records.behind.begin(key, lambda: self._look(key))
         return deepest(self._known.get(key, ()), prefixes, place)
 
     def note(self, tenant: str, root: bytes, anchor: Anchor) -> None:
@@ -86,9 +97,6 @@ class Anchors:
             async with self._writing:  # what is being written is written to its end
                 self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for task in self._looking:
-            task.cancel()
-        await asyncio.gather(*self._looking, return_exceptions=True)
         await self.flush()
 
     async def flush(self) -> None:
@@ -107,15 +115,6 @@ class Anchors:
             await asyncio.sleep(FLUSH_S)
             with contained(_not_written):
                 await self.flush()
-
-    def _look_behind(self, key: str) -> None:
-        """Look if it is time, behind whoever asks."""
-        due = self._clock() - self._looked.get(key, -math.inf) >= LOOK_EVERY_S
-        if due and len(self._looking) < LOOKS_AT_ONCE:
-            self._looked[key] = self._clock()
-            task = asyncio.create_task(self._look(key))
-            self._looking.add(task)
-            task.add_done_callback(self._looking.discard)
 
     async def _look(self, key: str) -> None:
         """Take over what the store knows."""

@@ -37,9 +37,10 @@ KEPT_STEP = 0.02
 # Weight of one round in what is learned of rounds, and the most that is believed, as a logarithm.
 DRIFT_WEIGHT = 0.5
 MOST_DRIFT = 0.15
-# What other replicas have learned is asked for this often, in seconds, and of so many models at once.
+# What other replicas have learned is asked for this often, in seconds.
 LOOK_EVERY_S = 10.0
-LOOKS_AT_ONCE = 4
+# Models whose window the upstream is asked for at once.
+ASKED_AT_ONCE = 4
 # Conversations of which the last answer is remembered.
 MAX_THREADS = 4_096
 
@@ -68,7 +69,6 @@ class Learning:
         self._kept: dict[str, float] = {}  # the ratio's logarithm as the store has it
         self._looked: dict[str, float] = {}
         self._drifts: dict[str, float] = {}  # logarithms
-        self._looking: set[asyncio.Task[None]] = set()
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._last: OrderedDict[tuple[str, str | bytes], Answered] = OrderedDict()
         self._most: dict[str, int] = {}  # the largest count of each model
@@ -184,13 +184,13 @@ class Learning:
         key = model_key(tenant, origin, model)
         known = self._known.get(key)
         due = known is not None and known.asked_until <= self._now()
-        if due and key not in self._asking and len(self._asking) < LOOKS_AT_ONCE:
+        if due and key not in self._asking and len(self._asking) < ASKED_AT_ONCE:
             self._asking[key] = task = asyncio.create_task(self._discover(key, model, ask))
             task.add_done_callback(lambda _: self._asking.pop(key, None))
 
     async def close(self) -> None:
         """End what is under way."""
-        tasks = [*self._looking, *self._asking.values()]
+        tasks = list(self._asking.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -224,12 +224,8 @@ class Learning:
 
     def _look_behind(self, key: str, model: str) -> None:
         """Look if it is time, behind whoever asks."""
-        due = self._clock() - self._looked.get(key, -math.inf) >= LOOK_EVERY_S
-        if due and len(self._looking) < LOOKS_AT_ONCE:
-            self._looked[key] = self._clock()
-            task = asyncio.create_task(self._look(key, model))
-            self._looking.add(task)
-            task.add_done_callback(self._looking.discard)
+        if self._clock() - self._looked.get(key, -math.inf) >= LOOK_EVERY_S:
+            self._records.behind.begin(key, lambda: self._look(key, model))
 
     async def _look(self, key: str, model: str) -> None:
         """Take over what the store knows. Where it fails, what this process has kept stands in."""

@@ -1,13 +1,15 @@
 """What people have asked of a conversation: texts to keep, a round to make now, rounds to take back.
 
 The wishes of a conversation are one small record. Requests look at it, so what was read is used for a moment
-without asking again; another replica's wish is noticed when that moment is over. Changes take turns: each
+without asking again; another replica's wish is noticed when that moment is over. In a busy conversation it is
+read again behind a request before that, so that none waits for it. Changes take turns: each
 reads what is there, and nobody else may change it meanwhile. Where the store is away, this process uses what
 it was told last.
 """
 
 import asyncio
 import hashlib
+import math
 import time
 import unicodedata
 from collections import OrderedDict
@@ -29,6 +31,8 @@ MAX_UNDONE = 100
 PLACE_BYTES = 64
 # What was read is used for this long, in seconds.
 FRESH_S = 2.0
+# Once it is this old, a request has it read again behind itself, in seconds.
+AGING_S = 1.0
 MAX_CONVERSATIONS = 10_000
 # A change is two calls of the store; who has not given its turn back after this long has died, in seconds.
 TURN_S = 1.0
@@ -56,6 +60,7 @@ class Wishes:
 
 
 NONE = Wishes()
+_NEVER = (-math.inf, NONE)
 
 
 def valid_pin(text: str) -> str | None:
@@ -142,13 +147,23 @@ class Wishing:
 
     async def of(self, tenant: str, conversation: str) -> Wishes:
         """What is asked of a conversation, at most two seconds ago."""
+        held = self.held(tenant, conversation)
+        return await self._read(wishes_key(tenant, conversation)) if held is None else held
+
+    def held(self, tenant: str, conversation: str) -> Wishes | None:
+        """The same without waiting; None where the store has to be asked."""
         key = wishes_key(tenant, conversation)
-        until, wishes = self._held.get(key, (0.0, NONE))
-        return wishes if until > self._clock() else await self._read(key)
+        read_at, wishes = self._held.get(key, _NEVER)
+        age_s = self._clock() - read_at
+        if age_s >= FRESH_S:
+            return None
+        if age_s >= AGING_S:
+            self._records.behind.begin(key, lambda: self._read(key))
+        return wishes
 
     def marked(self, tenant: str, conversation: str) -> bool:
         """Whether this process has been told that the next request is to be compacted; never waits."""
-        _, wishes = self._held.get(wishes_key(tenant, conversation), (0.0, NONE))
+        _, wishes = self._held.get(wishes_key(tenant, conversation), _NEVER)
         return wishes.compact
 
     async def pin(self, tenant: str, conversation: str, text: str) -> bool:
@@ -203,7 +218,7 @@ class Wishing:
         return self._hold(key, _from_fields(fields))
 
     def _hold(self, key: str, wishes: Wishes) -> Wishes:
-        self._held[key] = (self._clock() + FRESH_S, wishes)
+        self._held[key] = (self._clock(), wishes)
         self._held.move_to_end(key)
         if len(self._held) > MAX_CONVERSATIONS:
             self._held.popitem(last=False)

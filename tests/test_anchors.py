@@ -51,7 +51,8 @@ class Replica:
 
     def __init__(self, store: Store) -> None:
         self.time = 1_000.0
-        self.anchors = Anchors(Records(store, ignored), clock=lambda: self.time)
+        self.records = Records(store, ignored)
+        self.anchors = Anchors(self.records, clock=lambda: self.time)
 
     async def found(self, length: int = 11, root: bytes = ROOT) -> Anchor | None:
         return await self.anchors.find(TENANT, root, PREFIXES[:length], PLACE)
@@ -61,7 +62,7 @@ class Replica:
             self.anchors.note(TENANT, ROOT, each)
 
     async def settled(self) -> None:
-        while self.anchors._looking:  # noqa: ASYNC110 - nobody is told
+        while self.records.behind.busy:  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0)
 
 

@@ -11,8 +11,9 @@ from proxy.core.calibration import Calibration
 from proxy.core.keys import model_key
 from proxy.core.truncation import Answered
 from proxy.errors import StoreUnavailable
-from proxy.learning import BELIEVED_S, LOOK_EVERY_S, LOOKS_AT_ONCE, Learning
+from proxy.learning import BELIEVED_S, LOOK_EVERY_S, Learning
 from proxy.ports import Store
+from proxy.storage.behind import AT_ONCE
 from proxy.storage.records import Records
 
 TENANT = "t"
@@ -78,13 +79,14 @@ class Replica:
 
     def __init__(self, store: Store) -> None:
         self.time = 1_000.0
-        self.learning = Learning(Records(store, ignored), clock=lambda: self.time)
+        self.records = Records(store, ignored)
+        self.learning = Learning(self.records, clock=lambda: self.time)
 
     async def look_again(self) -> None:
         """Let a request come by when it is time to look, and wait for what it begins."""
         self.time += LOOK_EVERY_S
         self.learning.window(TENANT, ORIGIN, MODEL)
-        while self.learning._looking:  # noqa: ASYNC110 - nobody is told
+        while self.records.behind.busy:  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0)
 
     async def known(self) -> tuple[int | None, int]:
@@ -159,13 +161,13 @@ async def test_what_is_no_longer_stored_is_kept_again() -> None:
 
 
 async def test_of_many_models_only_a_few_are_looked_up_at_once() -> None:
-    store = Slow()
-    learning = Learning(Records(store, ignored))
+    records = Records(Slow(), ignored)
+    learning = Learning(records)
     for number in range(50):
         learning.window(TENANT, ORIGIN, f"model-{number}")
-    assert len(learning._looking) == LOOKS_AT_ONCE
-    await learning.close()
-    assert learning._looking == set()
+    assert len(records.behind._tasks) == AT_ONCE
+    await records.close()
+    assert not records.behind.busy
 
 
 async def answered(

@@ -9,17 +9,19 @@ and the next probe finds it done.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
 
 from proxy.core import envelope
 from proxy.core.keys import hash_tag
 from proxy.errors import StoreUnavailable
-from proxy.ports import Entry, Lease, Record, Store
+from proxy.ports import Lease, Record, Store
+from proxy.storage.behind import Behind
 from proxy.storage.cache import Cache
+from proxy.storage.items import Fields, Item, Line, packed, sealed, size_of
 from proxy.storage.reach import DEADLINE_S, PROBE_EVERY_S, RESTING, Reach
+
+__all__ = ["Fields", "Item", "Line", "Records"]
 
 OPEN_LIMIT_S = 1.0
 FORGET_LIMIT_S = 60.0
@@ -28,60 +30,6 @@ KNOWN_FOR_S = 3600.0
 """How long a record that stands in the store is used without asking again; others may have changed it."""
 
 _UNREADABLE = "store-unreadable"
-
-Fields = Mapping[str, Any]
-"""What a record says: JSON values under names. Records that come back are shared; do not change them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A record to be saved beside another.
-
-    Attributes:
-        key: From `core.keys`.
-        fields: What it says.
-        ttl_s: Seconds until it is forgotten.
-    """
-
-    key: str
-    fields: Fields
-    ttl_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line to be added to a list.
-
-    Attributes:
-        key: From `core.keys`.
-        fields: What it says.
-        ttl_s: Seconds until the list is forgotten, counted from its newest line.
-        keep: Number of newest lines that stay.
-    """
-
-    key: str
-    fields: Fields
-    ttl_s: float
-    keep: int
-
-
-def _packed(fields: Fields) -> bytes:
-    try:
-        return envelope.pack(fields)
-    except ValueError as error:
-        raise StoreUnavailable("record-unfit", str(error)) from error
-
-
-def _sealed(item: Item | Line) -> Record | Entry:
-    value = _packed(item.fields)
-    if isinstance(item, Line):
-        return Entry(item.key, value, item.ttl_s, item.keep)
-    return Record(item.key, value, item.ttl_s)
-
-
-def _size(value: bytes) -> int:
-    """Bytes of the JSON in an envelope: what holding it in memory is about."""
-    return len(envelope.content(value) or b"")
 
 
 class Records:
@@ -97,6 +45,9 @@ class Records:
         deadline_s: The longest that one call of the store is waited for.
         probe_every_s: Seconds between two probes of a store that is left alone.
         cache_bytes: JSON bytes of the records held in the process.
+
+    Attributes:
+        behind: Looks at records that no request waits for; `close` ends them.
     """
 
     def __init__(
@@ -113,6 +64,7 @@ class Records:
         self._report = report
         self._reach = Reach(store, clock=clock, deadline_s=deadline_s, probe_every_s=probe_every_s)
         self._cache = Cache(cache_bytes, clock)
+        self.behind = Behind()
 
     @property
     def healthy(self) -> bool:
@@ -174,7 +126,7 @@ class Records:
         A record that is not ours to read, such as a newer version's, is left alone.
         """
         try:
-            value = _packed(fields)
+            value = packed(fields)
             self._remember(key, value, ttl_s)
             saved = await self._reach.ask(lambda: self._overwritten(Record(key, value, ttl_s)))
         except StoreUnavailable as error:
@@ -187,7 +139,7 @@ class Records:
     async def append(self, key: str, fields: Fields, *, ttl_s: float, keep: int) -> bool:
         """Add a line to a list of which the newest `keep` stay. Whether it was saved."""
         try:
-            entry = _sealed(Line(key, fields, ttl_s, keep))
+            entry = sealed(Line(key, fields, ttl_s, keep))
             await self._reach.ask(lambda: self._store.write([entry]))
         except StoreUnavailable as error:
             self._note(error)
@@ -240,6 +192,7 @@ class Records:
 
     async def close(self) -> None:
         """Close the store."""
+        await self.behind.close()
         await self._reach.close()
         await self._store.close()
 
@@ -268,8 +221,8 @@ class Records:
     async def _committed(
         self, claim: Item, also: Sequence[Item | Line], lease: Lease | None
     ) -> Fields | None:
-        record = Record(claim.key, _packed(claim.fields), claim.ttl_s)
-        sealed = [_sealed(item) for item in also]
+        record = Record(claim.key, packed(claim.fields), claim.ttl_s)
+        sealed = [sealed(item) for item in also]
         value = await self._reach.ask(lambda: self._store.commit(record, sealed, lease=lease))
         if value is None:
             return None
@@ -286,13 +239,13 @@ class Records:
         for item in (claim, *also):
             if isinstance(item, Item):
                 with suppress(StoreUnavailable):  # too large for a record; reported when it was to be saved
-                    self._remember(item.key, _packed(item.fields), item.ttl_s)
+                    self._remember(item.key, packed(item.fields), item.ttl_s)
         return self._cache.get(claim.key) or claim.fields
 
     def _remember(self, key: str, value: bytes, ttl_s: float) -> Fields | None:
         fields = envelope.unpack(value)
         if fields is not None:
-            self._cache.put(key, fields, _size(value), ttl_s)
+            self._cache.put(key, fields, size_of(value), ttl_s)
         return fields
 
     def _note(self, error: StoreUnavailable) -> None:
