@@ -1,4 +1,7 @@
-"""The load generator: connections that each send the next request as soon as the last one is answered."""
+"""A load generator of our own: connections that each send the next request once the last one is answered.
+
+It serves where wrk is not installed, and says when every answer has come, so that nothing is cut off.
+"""
 
 import asyncio
 import functools
@@ -116,14 +119,36 @@ class Measured:
     """One window of load on one target.
 
     Attributes:
-        latencies_s: Of the answers that ended in the window, in seconds.
-        elapsed_s: Length of the window.
-        cpu_s: CPU time that the target's process took in it; 0 where there is none to ask.
+        answers: Those that ended in the window; at least one.
+        elapsed_s: Length of the window, in seconds.
+        p50_s: Half of the answers took at most this long, in seconds.
+        p99_s: 99 % of them did.
+        cpu_s: CPU time that the target's processes took in it; 0 where there is none to ask.
     """
 
-    latencies_s: list[float]
+    answers: int
     elapsed_s: float
+    p50_s: float
+    p99_s: float
     cpu_s: float
+
+
+def percentile(found: Sequence[float], share: float) -> float:
+    """The smallest number that at least `share` (0..1) of them do not exceed; the list is not empty."""
+    ordered = sorted(found)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def _summed(latencies_s: Sequence[float], elapsed_s: float, cpu_s: float) -> Measured:
+    if not latencies_s:
+        raise LoadError(f"no answer within {elapsed_s:.1f} s")
+    return Measured(
+        answers=len(latencies_s),
+        elapsed_s=elapsed_s,
+        p50_s=percentile(latencies_s, 0.50),
+        p99_s=percentile(latencies_s, 0.99),
+        cpu_s=cpu_s,
+    )
 
 
 async def measure(
@@ -154,10 +179,11 @@ async def measure(
         before_s, opened_s = cpu_s(), time.perf_counter()
         answers.latencies_s.clear()
         await asyncio.sleep(window_s)
-        found = Measured(list(answers.latencies_s), time.perf_counter() - opened_s, cpu_s() - before_s)
+        elapsed_s, spent_s = time.perf_counter() - opened_s, cpu_s() - before_s
+        latencies_s = list(answers.latencies_s)
         answers.running = False
         await _until(lambda: all(connection.idle for connection in connections), answers)
     finally:
         for connection in connections:
             connection.close()
-    return found
+    return _summed(latencies_s, elapsed_s, spent_s)

@@ -35,7 +35,7 @@ def create_app(upstream: str) -> FastAPI:
     async def relay(request: Request) -> StreamingResponse:
         sent = client.build_request(
             "POST",
-            "/v1/chat/completions",
+            httpx.URL("/v1/chat/completions", query=request.url.query.encode()),
             headers=[(key, held) for key, held in request.headers.items() if key not in _NOT_SENT_ON],
             content=await request.body(),
         )

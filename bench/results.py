@@ -1,28 +1,23 @@
-"""From raw measurements to the table.
+"""What a run has measured, as it is stored, and the figures that follow from it.
 
 Every figure is a median over rounds. Ratios are taken within a round, where targets are seconds apart, and
 only then reduced: so a neighbour on the machine who comes and goes changes figures, not ratios.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import median
+from typing import Any
 
-MS = 1e3
+from growth import Grown
+from load import Measured
+from streams import Streamed
+
 US = 1e6
-MB = 1e6
-COLUMNS = (
-    "",
-    "small c=1 p50 ms",
-    "added",
-    "p99",
-    "small c=32 req/s",
-    "CPU µs/req",
-    "SSE c=32 streams/s",
-    "chunks/s",
-    "853 KB c=4 req/s",
-    "RSS MB",
-)
+# Of the stored form; another is not read.
+VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +32,7 @@ class Cell:
         elapsed_s: Length of the window, in seconds.
         p50_s: Half of the answers took at most this long, in seconds.
         p99_s: 99 % of them did.
-        cpu_s: CPU time of the target's process in the window, in seconds.
+        cpu_s: CPU time of the target's processes in the window, in seconds.
     """
 
     round: int
@@ -60,80 +55,99 @@ class Cell:
         return US * self.cpu_s / self.answers
 
 
-def percentile(latencies_s: Sequence[float], share: float) -> float:
-    """The smallest latency that at least `share` (0..1) of them do not exceed; the list is not empty."""
-    ordered = sorted(latencies_s)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+@dataclass(frozen=True, slots=True)
+class Soaked:
+    """Memory of a target after so many requests."""
+
+    target: str
+    requests: int
+    rss_bytes: int
 
 
+def cell(number: int, target: str, load: str, found: Measured) -> Cell:
+    """What was measured, with its place."""
+    return Cell(number, target, load, found.answers, found.elapsed_s, found.p50_s, found.p99_s, found.cpu_s)
+
+
+@dataclass(slots=True)
 class Results:
-    """The cells of a run. Every figure is by target and load.
+    """A run.
 
-    Args:
+    Attributes:
+        environment: Machine, versions and date.
+        plan: How long everything was measured.
+        generator: What made the load.
+        targets: Names, in the order of the tables.
+        skipped: Names of what was left out, and why.
         cells: Every target under every load, in every round.
-        direct: The target that latencies are compared with.
-        usual: The one that rates are compared with.
+        streams: Many streams at once, in every round.
+        growth: A growing conversation, in every round.
+        rss_bytes: Memory of each target at the end, after all of it.
+        soak: Memory over many requests; empty unless it was asked for.
     """
 
-    def __init__(self, cells: Sequence[Cell], *, direct: str, usual: str) -> None:
-        self._cells = cells
-        self._direct = direct
-        self._usual = usual
+    environment: dict[str, Any]
+    plan: dict[str, Any]
+    generator: str
+    targets: list[str]
+    skipped: dict[str, str] = field(default_factory=dict)
+    cells: list[Cell] = field(default_factory=list)
+    streams: list[Streamed] = field(default_factory=list)
+    growth: list[Grown] = field(default_factory=list)
+    rss_bytes: dict[str, int] = field(default_factory=dict)
+    soak: list[Soaked] = field(default_factory=list)
 
     def _of(self, target: str, load: str) -> list[Cell]:
-        found = [cell for cell in self._cells if (cell.target, cell.load) == (target, load)]
-        return sorted(found, key=lambda cell: cell.round)
+        found = [each for each in self.cells if (each.target, each.load) == (target, load)]
+        return sorted(found, key=lambda each: each.round)
 
-    def median(self, target: str, load: str, figure: Callable[[Cell], float]) -> float:
-        return median(map(figure, self._of(target, load)))
+    def median(self, target: str, load: str, figure: Callable[[Cell], float]) -> float | None:
+        """A figure of a target under a load; None if that was not measured."""
+        found = self._of(target, load)
+        return median(map(figure, found)) if found else None
 
     def spread(self, target: str, load: str, figure: Callable[[Cell], float]) -> float:
         """Half the way from the least to the greatest, as a share of the median."""
-        found = list(map(figure, self._of(target, load)))
+        found = [figure(each) for each in self._of(target, load)]
         return (max(found) - min(found)) / 2 / median(found)
 
-    def times(self, target: str, load: str) -> float:
-        """The target's rate in multiples of the usual one's."""
-        pairs = zip(self._of(target, load), self._of(self._usual, load), strict=True)
-        return median(cell.rate / usual.rate for cell, usual in pairs)
+    def times(self, target: str, other: str, load: str) -> float | None:
+        """The target's rate in multiples of the other's; None if one was not measured."""
+        pairs = zip(self._of(target, load), self._of(other, load), strict=False)
+        ratios = [each.rate / beside.rate for each, beside in pairs]
+        return median(ratios) if ratios else None
 
-    def added_s(self, target: str, load: str) -> float:
-        """What the target adds to the direct p50, in seconds."""
-        pairs = zip(self._of(target, load), self._of(self._direct, load), strict=True)
-        return median(cell.p50_s - direct.p50_s for cell, direct in pairs)
+    def streamed(self, target: str) -> list[Streamed]:
+        """Of each round; empty if the target had no such load."""
+        return [each for each in self.streams if each.target == target]
 
+    def lengths(self) -> list[int]:
+        """At which a growing conversation was measured, in tokens."""
+        return sorted({each.tokens for each in self.growth})
 
-def _rate(results: Results, target: str, load: str) -> str:
-    rate = results.median(target, load, lambda cell: cell.rate)
-    spread = results.spread(target, load, lambda cell: cell.rate)
-    return f"{rate:,.0f} ±{spread:.0%} ({results.times(target, load):.1f}x)"
-
-
-def _milliseconds(results: Results, target: str, load: str) -> list[str]:
-    p50_s = results.median(target, load, lambda cell: cell.p50_s)
-    spread = results.spread(target, load, lambda cell: cell.p50_s)
-    p99_s = results.median(target, load, lambda cell: cell.p99_s)
-    added_s = results.added_s(target, load)
-    return [f"{MS * p50_s:.3f} ±{spread:.0%}", f"{MS * added_s:+.3f}", f"{MS * p99_s:.2f}"]
+    def grown(self, target: str, tokens: int, figure: Callable[[Grown], float]) -> float | None:
+        """A figure of a growing conversation at one of the lengths; None if it was not measured."""
+        found = [figure(each) for each in self.growth if (each.target, each.tokens) == (target, tokens)]
+        return median(found) if found else None
 
 
-def table(results: Results, targets: Sequence[str], rss_bytes: Mapping[str, int], chunks: int) -> str:
-    """The results in Markdown. `chunks` is the number of events in a stream."""
-    rows = [COLUMNS, ("---", *["---:"] * (len(COLUMNS) - 1))]
-    for target in targets:
-        cpu_us = results.median(target, "small c=32", lambda cell: cell.cpu_us)
-        streams = results.median(target, "SSE c=32", lambda cell: cell.rate)
-        rss = rss_bytes.get(target, 0) / MB
-        rows.append(
-            (
-                target,
-                *_milliseconds(results, target, "small c=1"),
-                _rate(results, target, "small c=32"),
-                f"{cpu_us:.0f}" if cpu_us else "",
-                _rate(results, target, "SSE c=32"),
-                f"{streams * chunks:,.0f}",
-                _rate(results, target, "853 KB c=4"),
-                f"{rss:.0f}" if rss else "",
-            )
-        )
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+def stored(results: Results) -> str:
+    """A run as JSON."""
+    return json.dumps({"version": VERSION, **asdict(results)}, indent=1) + "\n"
+
+
+def _read(kind: Callable[..., object] | None, held: Any) -> Any:  # noqa: ANN401 - JSON may be anything
+    return [kind(**row) for row in held] if kind else held
+
+
+def read(file: Path) -> Results:
+    """A stored run.
+
+    Raises:
+        ValueError: It is of another version.
+    """
+    held = json.loads(file.read_text("utf-8"))
+    if held.pop("version") != VERSION:
+        raise ValueError(f"{file} is of another version")
+    kinds = {"cells": Cell, "streams": Streamed, "growth": Grown, "soak": Soaked}
+    return Results(**{key: _read(kinds.get(key), rows) for key, rows in held.items()})

@@ -1,10 +1,10 @@
-"""How fast the proxy is, and beside what: the upstream reached directly, and the plain FastAPI + httpx relay.
+"""How fast the proxy is, and beside what: the upstream directly, nginx, a plain relay, and other proxies.
 
-    uv run python bench/throughput.py [--quick] [--json FILE]
+    uv run python bench/throughput.py [--quick | --smoke] [--rivals] [--soak] [--json FILE] [--readme]
 
 Every program runs in a process of its own: the one under test on one core, upstream and load generator on
 another. Targets take turns within each round, so what counts is their ratio; figures change with the machine.
-`direct` shows what upstream and load generator can do at most: far more than anything between them.
+`direct` shows what upstream and load generator can do at most: more than anything between them.
 `gate off` is the proxy with a header on each request that closes its gate: the request is parsed, digested,
 counted and looked up, and goes on unchanged.
 """
@@ -12,169 +12,116 @@ counted and looked up, and goes on unchanged.
 import argparse
 import contextlib
 import dataclasses
-import json
+import datetime as dt
 import os
 import platform
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import httpx
-import uvloop
-from conversations import large, small, streamed
-from load import LoadError, Requests, measure
-from processes import Program, cores, pinned, started
-from results import Cell, Results, percentile, table
+import growth
+import report
+import streams
+import wrk
+from load import LoadError
+from loads import LOADS, QUICK, SMALL_MANY, SMOKE, USUAL, Generator, Load, Own, Plan, Wrk
+from processes import allow_sockets, cores, pinned
+from results import Cell, Results, Soaked, cell, stored
+from rivals import cache
+from targets import DIRECT, GATED, NGINX, OPEN, OPEN_FAST, PLAIN, Bench, Target, running
 from upstream import CHUNKS
 
-BENCH = Path(__file__).parent
-DIRECT = "direct"
-USUAL_WAY = "FastAPI + httpx"
-# Never reached, and below the trigger of the window in PROXY_SETTINGS: it closes the gate and does no more.
-GATE_OFF = ("x-compaction-trigger-tokens: 1000000",)
-PROXY_SETTINGS = {"COMPACTION_PROXY__MODELS": json.dumps({"bench-*": {"window": 2_000_000}})}
 LIBRARIES = (
-    "aiohttp", "anyio", "fastapi", "httptools", "httpx", "msgspec", "sniffio", "starlette", "tiktoken",
-    "uvicorn", "uvloop",
+    "aiohttp", "fastapi", "httptools", "httpx", "msgspec", "starlette", "tiktoken", "toktok-rs", "uvicorn",
+    "uvloop",
 )  # fmt: skip
+STREAMED = (DIRECT, NGINX, GATED, OPEN, PLAIN)
+GROWN = (GATED, OPEN, OPEN_FAST)
+SOAKED = (GATED, OPEN)
+SOAK_REQUESTS = 200_000
+SOAK_STEP = 20_000
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What is measured.
+def _turns(targets: Sequence[Target], number: int, names: Sequence[str] = ()) -> list[Target]:
+    """Those of these names, or all, in the order of a round: who begins changes with it."""
+    chosen = [target for target in targets if not names or target.name in names]
+    first = number % len(chosen)
+    return [*chosen[first:], *chosen[:first]]
 
-    Attributes:
-        name: As the table says it.
-        program: What answers.
-        headers: Lines that are added to each request.
+
+class Run:
+    """Measures one thing after the other, and notes what fails.
+
+    Args:
+        bench: What there is to measure.
+        results: Where it is noted.
+        plan: For how long.
     """
 
-    name: str
-    program: Program
-    headers: tuple[str, ...] = ()
+    def __init__(self, bench: Bench, results: Results, plan: Plan, generator: Generator) -> None:
+        self._bench = bench
+        self._results = results
+        self._plan = plan
+        self._generator = generator
 
+    @contextlib.contextmanager
+    def _noting(self, target: Target, load: str) -> Iterator[None]:
+        """A load that a target fails under is left out of its row; direct and the proxy must not fail."""
+        try:
+            yield
+        except LoadError as error:
+            if target.verbatim:
+                raise LoadError(f"{target.name}, {load}: {error}") from error
+            self._results.skipped[f"{target.name}: {load}"] = str(error)
+            self._results.cells = [
+                each for each in self._results.cells if (each.target, each.load) != (target.name, load)
+            ]
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How it is measured.
+    def loads(self, number: int) -> None:
+        """Every target under every load."""
+        for load in LOADS:
+            for target in _turns(self._bench.targets, number):
+                if f"{target.name}: {load.name}" not in self._results.skipped:
+                    with self._noting(target, load.name):
+                        self._results.cells.append(self._cell(number, target, load))
 
-    Attributes:
-        name: As `results` knows it.
-        connections: How many ask at once.
-        requests: What they ask, for a session's id and further header lines.
-    """
+    def _cell(self, number: int, target: Target, load: Load) -> Cell:
+        return cell(number, target.name, load.name, self._generator.run(target, load))
 
-    name: str
-    connections: int
-    requests: Callable[[str, Sequence[str]], Requests]
+    def streams(self, number: int) -> None:
+        """Many streams at once."""
+        for target in _turns(self._bench.targets, number, STREAMED):
+            with self._noting(target, "streams"):
+                found = streams.measured(number, target, streams=self._plan.streams, chunks=self._plan.chunks)
+                self._results.streams.append(found)
 
+    def growth(self, number: int) -> None:
+        """A growing conversation."""
+        for tokens in self._plan.growth_tokens:
+            for target in _turns(self._bench.targets, number, GROWN):
+                with self._noting(target, "growth"):
+                    found = growth.measured(number, target, tokens=tokens, turns=self._plan.growth_turns)
+                    self._results.growth.append(found)
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How long it is measured; seconds are for one target under one load in one round."""
+    def memory(self) -> None:
+        """What every target holds now."""
+        programs = {target.name: target.program for target in self._bench.targets if target.name != DIRECT}
+        self._results.rss_bytes = {name: program.rss_bytes() for name, program in programs.items()}
 
-    rounds: int
-    warm_s: float
-    window_s: float
-
-
-LOADS = (
-    Load("small c=1", 1, small),
-    Load("small c=32", 32, small),
-    Load("SSE c=32", 32, streamed),
-    Load("853 KB c=4", 4, large),
-)
-USUAL = Plan(rounds=5, warm_s=0.3, window_s=1.5)
-QUICK = Plan(rounds=3, warm_s=0.05, window_s=0.25)
-
-
-@contextlib.contextmanager
-def _targets(folder: Path, tested: int | None, rest: int | None) -> Iterator[list[Target]]:
-    python = sys.executable
-    with contextlib.ExitStack() as stack:
-        serving = started([python, str(BENCH / "upstream.py")], folder / "upstream", rest, {})
-        upstream = stack.enter_context(serving)
-
-        def proxy(name: str) -> Program:
-            settings = {
-                **PROXY_SETTINGS,
-                "COMPACTION_PROXY__UPSTREAM__BASE_URL": upstream.url + "/v1",
-                "COMPACTION_PROXY__SERVER__PORT": "0",
-                "COMPACTION_PROXY__STORE__URL": f"sqlite:///{folder / name}.db",
-            }
-            return stack.enter_context(
-                started([python, "-m", "proxy", "serve"], folder / name, tested, settings)
-            )
-
-        plain = [python, str(BENCH / "plain_relay.py"), upstream.url]
-        yield [
-            Target(DIRECT, upstream),
-            Target("proxy, gated", proxy("gated")),
-            Target("proxy, gate off", proxy("open"), GATE_OFF),
-            Target(USUAL_WAY, stack.enter_context(started(plain, folder / "plain", tested, {}))),
-        ]
-
-
-def _answer(target: Target, accept: str) -> httpx.Response:
-    headers = dict(line.split(": ", 1) for line in target.headers)
-    asked = {"model": "bench-check", "messages": [{"role": "user", "content": "Is it you?"}]}
-    url = target.program.url + "/v1/chat/completions"
-    return httpx.post(url, json=asked, headers={**headers, "accept": accept}, trust_env=False)
-
-
-def _check(targets: Sequence[Target]) -> None:
-    """Raise LoadError unless all targets give the same bytes, in the way their names say."""
-    for accept in ("application/json", "text/event-stream"):
-        expected = _answer(targets[0], accept).content
-        for target in targets:
-            found = _answer(target, accept)
-            if found.status_code != 200 or found.content != expected:
-                raise LoadError(f"{target.name} does not answer as the upstream does")
-            if ("x-compaction-tokens-before" in found.headers) != bool(target.headers):
-                raise LoadError(f"{target.name} has not the gate that it should have")
-
-
-async def _cell(number: int, target: Target, load: Load, asked: Sequence[Requests], plan: Plan) -> Cell:
-    program = target.program
-    try:
-        found = await measure(
-            program.address, asked, warm_s=plan.warm_s, window_s=plan.window_s, cpu_s=program.cpu_s
-        )
-    except LoadError as error:
-        raise LoadError(f"{target.name}, {load.name}: {error}") from error
-    if not found.latencies_s:
-        raise LoadError(f"{target.name}, {load.name}: no answer within {plan.window_s} s")
-    return Cell(
-        round=number,
-        target=target.name,
-        load=load.name,
-        answers=len(found.latencies_s),
-        elapsed_s=found.elapsed_s,
-        p50_s=percentile(found.latencies_s, 0.50),
-        p99_s=percentile(found.latencies_s, 0.99),
-        cpu_s=found.cpu_s,
-    )
-
-
-async def _cells(targets: Sequence[Target], plan: Plan) -> list[Cell]:
-    """Every target under every load, round by round; who begins changes with the round."""
-    asked = {
-        (target.name, load.name): [
-            load.requests(f"{load.name} {index}", target.headers) for index in range(load.connections)
-        ]
-        for target in targets
-        for load in LOADS
-    }
-    return [
-        await _cell(number, target, load, asked[target.name, load.name], plan)
-        for number in range(plan.rounds)
-        for load in LOADS
-        for target in (*targets[number % len(targets) :], *targets[: number % len(targets)])
-    ]
+    def soak(self, most: int, step: int) -> None:
+        """Memory over so many small requests, every so many."""
+        load = next(load for load in LOADS if load.name == SMALL_MANY)
+        for target in _turns(self._bench.targets, 0, SOAKED):
+            seen = noted = 0
+            while noted < most:
+                seen += self._generator.run(target, load).answers
+                while noted + step <= min(seen, most):
+                    noted += step
+                    self._results.soak.append(Soaked(target.name, noted, target.program.rss_bytes()))
 
 
 def _processor() -> str:
@@ -192,60 +139,105 @@ def _version(library: str) -> str | None:
         return None
 
 
+def _nginx_version() -> str | None:
+    with contextlib.suppress(OSError):
+        said = subprocess.run(["nginx", "-v"], capture_output=True, text=True, check=False).stderr
+        return said.strip().rpartition("/")[2] or None
+    return None
+
+
 def _environment() -> dict[str, object]:
     return {
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "load_average": os.getloadavg(),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "libraries": {library: _version(library) for library in LIBRARIES},
+        "chunks": CHUNKS,
+        "libraries": {
+            "nginx": _nginx_version(),
+            **{library: _version(library) for library in LIBRARIES},
+        },
     }
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure the proxy beside other ways to the upstream.")
-    parser.add_argument("--quick", action="store_true", help="half a minute, rougher figures")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--quick", action="store_true", help="a few minutes, rougher figures")
+    length.add_argument("--smoke", action="store_true", help="seconds: shows that the bench works, no more")
+    parser.add_argument("--rivals", action="store_true", help="install other proxies and measure them too")
+    parser.add_argument("--soak", action="store_true", help=f"memory over {SOAK_REQUESTS:,} requests too")
+    parser.add_argument("--generator", choices=("wrk", "own"), help="what makes the load; wrk if installed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there")
+    parser.add_argument("--readme", action="store_true", help="show this run in README.md and docs")
     return parser.parse_args()
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    if options.smoke:
+        return SMOKE
+    return QUICK if options.quick else USUAL
+
+
+def _generator(options: argparse.Namespace, plan: Plan, folder: Path) -> Generator:
+    wanted = options.generator or ("wrk" if wrk.installed() and not options.smoke else "own")
+    if wanted == "own":
+        return Own(plan)
+    requests = folder / "requests"
+    requests.mkdir()
+    return Wrk(plan, requests)
+
+
+@contextlib.contextmanager
+def _timed(name: str) -> Iterator[None]:
+    began_s = time.monotonic()
+    yield
+    print(f"{name}: {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)
+
+
+def _measured(options: argparse.Namespace, tested: int | None, rest: int | None) -> Results:
+    plan = _plan(options)
+    environment = _environment()
+    rivals = cache() if options.rivals else None
+    with tempfile.TemporaryDirectory() as name, pinned(rest):
+        folder = Path(name)
+        generator = _generator(options, plan, folder)
+        with running(folder, tested, rest, rivals) as bench:
+            targets = [target.name for target in bench.targets]
+            results = Results(environment, dataclasses.asdict(plan), generator.name, targets, bench.skipped)
+            run = Run(bench, results, plan, generator)
+            for number in range(plan.rounds):
+                for part in (run.loads, run.growth, run.streams):
+                    with _timed(f"round {number}, {part.__name__}"):
+                        part(number)
+            run.memory()
+            if options.soak:
+                with _timed("soak"):
+                    run.soak(SOAK_REQUESTS, SOAK_STEP)
+            return results
 
 
 def main() -> int:
     options = _options()
-    plan = QUICK if options.quick else USUAL
+    allow_sockets()
     pair = cores()
-    tested, rest = pair or (None, None)
     if pair is None:
         print("No two cores to pin to: programs share what there is, and figures say less.", file=sys.stderr)
-    environment = _environment()
     began_s = time.monotonic()
     try:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            pinned(rest),
-            _targets(Path(folder), tested, rest) as targets,
-        ):
-            _check(targets)
-            cells = uvloop.run(_cells(targets, plan))
-            rss_bytes = {target.name: target.program.rss_bytes() for target in targets[1:]}
+        results = _measured(options, *(pair or (None, None)))
     except (LoadError, RuntimeError) as error:
         print(error, file=sys.stderr)
         return 1
-    names = [target.name for target in targets]
-    print(table(Results(cells, direct=DIRECT, usual=USUAL_WAY), names, rss_bytes, CHUNKS))
-    print(
-        f"\nMedians of {plan.rounds} rounds of {plan.window_s} s; ± is half the way from the lowest round to "
-        f"the highest; in parentheses the multiple of {USUAL_WAY} in the same round. "
-        f"{environment['processor']}, Python {environment['python']}, {time.monotonic() - began_s:.0f} s."
-    )
+    print(report.everything(results))
+    print(f"{time.monotonic() - began_s:.0f} s.")
     if options.json:
-        raw = {
-            "environment": environment,
-            "plan": dataclasses.asdict(plan),
-            "rss_bytes": rss_bytes,
-            "cells": [dataclasses.asdict(cell) for cell in cells],
-        }
-        options.json.write_text(json.dumps(raw, indent=1) + "\n")
+        options.json.write_text(stored(results), "utf-8")
+    if options.readme:
+        report.STORED.write_text(stored(results), "utf-8")
+        report.write(results)
     return 0
 
 

@@ -1,8 +1,11 @@
 """An upstream that costs next to nothing: it answers every request, whatever it says, as a provider would.
 
-It reads no further than the head. A request that accepts an event stream gets one of `CHUNKS` events, each
-written by itself as soon as the event loop comes round; every other gets a JSON answer of about 0.9 KB.
+It reads no further than it must to know whether a stream is wanted. A stream has `CHUNKS` events, each
+written by itself as soon as the event loop comes round; every other request gets a JSON answer of about 0.9 KB.
 `usage` follows from the length of the request, so that a proxy that learns from it learns something likely.
+
+A query `?stream=ID&chunks=N&pause_ms=M` asks for a stream of N events with M ms between them, each of which
+says whose it is and which, so that a reader can tell every lost, moved or foreign byte: `paced_body`.
 
     python bench/upstream.py        prints the URL it listens on, and serves until it is ended
 """
@@ -10,16 +13,24 @@ written by itself as soon as the event loop comes round; every other gets a JSON
 import asyncio
 import functools
 import re
+from collections.abc import Iterator
 from typing import cast
 
 import uvloop
 
 CHUNKS = 200
 BYTES_PER_TOKEN = 4
+# A longer body asks for a stream only by its `accept` header.
+READ_BYTES = 16_384
+MS = 1e3
 
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
 _STREAM = re.compile(rb"(?i)\r\naccept: *text/event-stream")
+_WANTED = re.compile(rb'"stream": *true')
+_PACED = re.compile(rb"\?stream=(\w+)&chunks=(\d+)&pause_ms=(\d+) ")
 _TEXT = "The build passes again; the failing test compared two sets by their order. " * 7
+_STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+_LAST_CHUNK = b"0\r\n\r\n"
 
 
 def _usage(request_bytes: int) -> str:
@@ -40,24 +51,40 @@ def _answer(request_bytes: int) -> bytes:
     return head + body
 
 
-def _framed(event: str) -> bytes:
-    data = f"data: {event}\n\n".encode()
+def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 def _event(rest: str) -> bytes:
     start = '{"id":"chatcmpl-bench","object":"chat.completion.chunk","created":1790000000,"model":"bench",'
-    return _framed(start + rest + "}")
+    return f"data: {start}{rest}}}\n\n".encode()
+
+
+def _delta(text: str) -> bytes:
+    return _event(f'"choices":[{{"index":0,"delta":{{"content":"{text}"}},"finish_reason":null}}]')
+
+
+_STOP = _event('"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]')
+_DONE = b"data: [DONE]\n\n"
 
 
 @functools.lru_cache(maxsize=1024)
 def _stream(request_bytes: int) -> tuple[bytes, ...]:
     """The writes that make up a stream: head, `CHUNKS` events, end."""
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-    delta = _event('"choices":[{"index":0,"delta":{"content":" again"},"finish_reason":null}]')
-    stop = _event('"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]')
     usage = _event(f'"choices":[],"usage":{_usage(request_bytes)}')
-    return (head, *[delta] * (CHUNKS - 2), stop, usage, _framed("[DONE]") + b"0\r\n\r\n")
+    events = [*[_delta(" again")] * (CHUNKS - 2), _STOP, usage]
+    return (_STREAM_HEAD, *map(_chunk, events), _chunk(_DONE) + _LAST_CHUNK)
+
+
+def paced_events(stream: str, chunks: int) -> Iterator[bytes]:
+    """The events of a paced stream, as a client reads them."""
+    for number in range(chunks):
+        yield _delta(f" {stream} {number:06d}")
+
+
+def paced_body(stream: str, chunks: int) -> bytes:
+    """All that a client reads of a paced stream."""
+    return b"".join(paced_events(stream, chunks)) + _DONE
 
 
 class _Connection(asyncio.Protocol):
@@ -66,10 +93,13 @@ class _Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._head = b""
+        self._body = b""
         self._missing = 0
         self._length = 0
         self._streams = False
+        self._paced: re.Match[bytes] | None = None
         self._waiting = iter(tuple[bytes, ...]())
+        self._pause_s = 0.0
         self._paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -77,36 +107,61 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._missing:
-            self._missing -= len(data)
+            self._read_body(data)
         else:
             self._head += data
             end = self._head.find(b"\r\n\r\n")
             if end < 0:
                 return
-            self._read_head(self._head[: end + 2], len(self._head) - end - 4)
-            self._head = b""
+            head, rest, self._head = self._head[: end + 2], self._head[end + 4 :], b""
+            self._read_head(head)
+            self._read_body(rest)
         if not self._missing:
             self._reply()
 
-    def _read_head(self, head: bytes, body_bytes: int) -> None:
+    def _read_head(self, head: bytes) -> None:
         declared = _LENGTH.search(head)
-        self._length = int(declared[1]) if declared else 0
+        self._length = self._missing = int(declared[1]) if declared else 0
         self._streams = _STREAM.search(head) is not None
-        self._missing = self._length - body_bytes
+        self._paced = _PACED.search(head, 0, head.find(b"\r\n"))
+        self._body = b""
+
+    def _read_body(self, data: bytes) -> None:
+        self._missing -= len(data)
+        if self._length <= READ_BYTES and not self._streams:
+            self._body += data
 
     def _reply(self) -> None:
-        if self._streams:
+        if self._paced:
+            stream, chunks, pause_ms = self._paced[1].decode(), int(self._paced[2]), int(self._paced[3])
+            self._pause_s = pause_ms / MS
+            self._waiting = self._paced_writes(stream, chunks)
+            self._write_next()
+        elif self._streams or _WANTED.search(self._body):
+            self._pause_s = 0.0
             self._waiting = iter(_stream(self._length))
             self._write_next()
         else:
             self._transport.write(_answer(self._length))
 
+    @staticmethod
+    def _paced_writes(stream: str, chunks: int) -> Iterator[bytes]:
+        head = _STREAM_HEAD
+        for event in paced_events(stream, chunks):
+            yield head + _chunk(event)
+            head = b""
+        yield _chunk(_DONE) + _LAST_CHUNK
+
     def _write_next(self) -> None:
         if self._paused or self._transport.is_closing():
             return
         chunk = next(self._waiting, None)
-        if chunk is not None:
-            self._transport.write(chunk)
+        if chunk is None:
+            return
+        self._transport.write(chunk)
+        if self._pause_s:
+            self._loop.call_later(self._pause_s, self._write_next)
+        else:
             self._loop.call_soon(self._write_next)
 
     def pause_writing(self) -> None:
@@ -118,7 +173,7 @@ class _Connection(asyncio.Protocol):
 
 
 async def _serve() -> None:
-    server = await asyncio.get_running_loop().create_server(_Connection, "127.0.0.1", 0, backlog=2048)
+    server = await asyncio.get_running_loop().create_server(_Connection, "127.0.0.1", 0, backlog=4096)
     host, port = server.sockets[0].getsockname()
     print(f"http://{host}:{port}", flush=True)
     await server.serve_forever()

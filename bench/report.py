@@ -1,0 +1,233 @@
+"""What a run has shown, for people: README's table, docs/performance.md and the chart.
+
+python bench/report.py            writes them anew from docs/performance.json
+python bench/report.py --check    says whether they are what it would write
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+
+from chart import chart
+from goals import KIB, MB, MS, US, Goal, added_first_s, decision_s, goals
+from loads import LARGE, SMALL_MANY, SMALL_ONE, STREAMED
+from results import Cell, Results, read
+from targets import DIRECT, NGINX, OPEN, OPEN_FAST
+
+ROOT = Path(__file__).resolve().parent.parent
+STORED = ROOT / "docs/performance.json"
+CHART = ROOT / "docs/performance.svg"
+PAGES = (ROOT / "README.md", ROOT / "docs/performance.md")
+
+_BLOCK = re.compile(
+    r"(?P<start><!-- performance:(?P<part>\w+):start -->\n).*?(?P<end><!-- performance:end -->)", re.DOTALL
+)
+
+
+def _table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
+    """A Markdown table; the first row is its head, columns after the first `left` stand on the right."""
+    rule = ["---"] * left + ["---:"] * (len(rows[0]) - left)
+    return "\n".join("| " + " | ".join(row) + " |" for row in (rows[0], rule, *rows[1:])) + "\n"
+
+
+def _shown(found: float | None, form: str) -> str:
+    return "" if found is None else format(found, form)
+
+
+def _rate(results: Results, target: str, load: str) -> str:
+    rate = results.median(target, load, lambda cell: cell.rate)
+    times = results.times(target, NGINX, load)
+    beside = f" ({times:.2f}x)" if times is not None and target not in {DIRECT, NGINX} else ""
+    return _shown(rate, ",.0f") + beside
+
+
+def _milliseconds(results: Results, target: str, figure: Callable[[Cell], float]) -> str:
+    found = results.median(target, SMALL_ONE, figure)
+    return "" if found is None else f"{found * MS:.3f}"
+
+
+def _summary(results: Results) -> str:
+    """README's table: every target under every load."""
+    rows = [["", "small c=1 p50 ms", "small c=32 req/s", "SSE c=32 streams/s", "853 KB c=4 req/s", "RSS MB"]]
+    for target in results.targets:
+        rss = results.rss_bytes.get(target, 0) / MB
+        first = _milliseconds(results, target, lambda cell: cell.p50_s)
+        rates = [_rate(results, target, load) for load in (SMALL_MANY, STREAMED, LARGE)]
+        rows.append([target, first, *rates, f"{rss:.0f}" if rss else ""])
+    return _table(rows) + "\n" + _origin(results)
+
+
+def _origin(results: Results) -> str:
+    machine, plan = results.environment, results.plan
+    return (
+        f"Measured on {machine['date']}: {machine['processor']}, one core for what is measured, another for "
+        f"upstream and load ({results.generator}); Python {machine['python']}; medians of {plan['rounds']} "
+        f"rounds of {plan['window_s']} s, targets taking turns. In parentheses, the multiple of nginx in the "
+        "same round.\nnginx relays and does no more. Gated, the proxy tells by the size alone that there is "
+        "nothing to do; with the gate off it parses, digests, counts and remembers each conversation.\n"
+    )
+
+
+def _loads(results: Results) -> str:
+    """What the summary has no room for."""
+    rows = [["", "p99 ms c=1", "p99 ms c=32", "CPU µs/req", "spread of req/s", "CPU µs/chunk"]]
+    for target in results.targets:
+        p99_s = results.median(target, SMALL_MANY, lambda cell: cell.p99_s)
+        if p99_s is None:
+            continue
+        cpu = results.median(target, SMALL_MANY, lambda cell: cell.cpu_us)
+        stream_us = results.median(target, STREAMED, lambda cell: cell.cpu_us)
+        chunk_us = None if stream_us is None else stream_us / results.environment["chunks"]
+        rows.append(
+            [
+                target,
+                _milliseconds(results, target, lambda cell: cell.p99_s),
+                f"{p99_s * MS:.2f}",
+                _shown(cpu, ".0f"),
+                f"±{results.spread(target, SMALL_MANY, lambda cell: cell.rate):.0%}",
+                _shown(chunk_us, ".1f"),
+            ]
+        )
+    return _table(rows)
+
+
+def _figure(goal: Goal, found: float) -> str:
+    shown = f"{found:,.0f}" if found >= 100 or found == 0 else f"{found:.3g}"
+    return f"{shown} {goal.unit}"
+
+
+def _verdict(goal: Goal) -> str:
+    return {True: "yes", False: "**no**", None: "not measured"}[goal.is_met]
+
+
+def _goals(results: Results) -> str:
+    rows = [["goal", "", "measured", "met"]]
+    for goal in goals(results):
+        limit = ("≥ " if goal.at_least else "≤ ") + _figure(goal, goal.limit)
+        found = "" if goal.found is None else _figure(goal, goal.found)
+        rows.append([goal.name, limit, found, _verdict(goal)])
+    return _table(rows)
+
+
+def _growth(results: Results) -> str:
+    """What a turn costs by length."""
+    rows = [["", *(f"{tokens:,} tokens" for tokens in results.lengths())]]
+    for target in (OPEN, OPEN_FAST):
+        for cold, name in ((False, "a warm turn"), (True, "first sight")):
+            found = [decision_s(results, target, tokens, cold=cold) for tokens in results.lengths()]
+            if any(each is not None for each in found):
+                row = [_shown(None if each is None else each * MS, ".2f") for each in found]
+                rows.append([f"{target}: {name}, ms CPU", *row])
+    for target in results.targets:
+        relayed = [
+            results.grown(target, tokens, lambda each: each.warm_cpu_s) for tokens in results.lengths()
+        ]
+        if any(each is not None for each in relayed):
+            row = [_shown(None if each is None else each * MS, ".2f") for each in relayed]
+            rows.append([f"{target}: a warm turn with relaying it, ms CPU", *row])
+    return _table(rows)
+
+
+def _streams(results: Results) -> str:
+    """Many streams at once."""
+    rows = [["", "first byte p50 ms", "p99", "added p99", "late p99 ms", "CPU µs/chunk", "KiB each", "wrong"]]
+    for target in results.targets:
+        found = results.streamed(target)
+        if not found:
+            continue
+        added_s = added_first_s(results, target)
+        held = max(each.held_bytes for each in found) / found[0].streams
+        rows.append(
+            [
+                target,
+                f"{median(each.first_p50_s for each in found) * MS:.0f}",
+                f"{median(each.first_p99_s for each in found) * MS:.0f}",
+                "" if added_s is None or target == DIRECT else f"{added_s * MS:+.0f}",
+                f"{median(each.late_p99_s for each in found) * MS:.1f}",
+                "" if target == DIRECT else f"{median(each.chunk_cpu_s for each in found) * US:.0f}",
+                "" if target == DIRECT else f"{held / KIB:.0f}",
+                str(sum(each.wrong for each in found)),
+            ]
+        )
+    return _table(rows)
+
+
+def _soak(results: Results) -> str:
+    if not results.soak:
+        return "Not part of this run.\n"
+    targets = list(dict.fromkeys(each.target for each in results.soak))
+    rows = [["requests", *targets]]
+    for requests in sorted({each.requests for each in results.soak}):
+        held = {each.target: each.rss_bytes for each in results.soak if each.requests == requests}
+        rows.append([f"{requests:,}", *(f"{held.get(target, 0) / MB:.1f} MB" for target in targets)])
+    return _table(rows)
+
+
+def _run(results: Results) -> str:
+    """Versions, and what was left out."""
+    machine = results.environment
+    libraries = ", ".join(f"{name} {held}" for name, held in machine["libraries"].items() if held)
+    left_out = "; ".join(f"{name} ({why})" for name, why in results.skipped.items()) or "nothing"
+    return f"{machine['system']}; {libraries}.\nLeft out: {left_out}.\n"
+
+
+PARTS: dict[str, Callable[[Results], str]] = {
+    "summary": _summary,
+    "loads": _loads,
+    "goals": _goals,
+    "growth": _growth,
+    "streams": _streams,
+    "soak": _soak,
+    "run": _run,
+}
+
+
+def updated(page: str, results: Results) -> str:
+    """A page with what stands between its marks written anew."""
+    return _BLOCK.sub(
+        lambda found: found["start"] + PARTS[found["part"]](results) + found["end"],
+        page,
+    )
+
+
+def everything(results: Results) -> str:
+    """All tables, for the terminal."""
+    return "\n".join(
+        PARTS[name](results) for name in ("summary", "loads", "growth", "streams", "goals", "run")
+    )
+
+
+def _files(results: Results) -> Iterator[tuple[Path, str]]:
+    for page in PAGES:
+        yield page, updated(page.read_text("utf-8"), results)
+    yield CHART, chart(results)
+
+
+def write(results: Results) -> None:
+    """Write all files that show a run."""
+    for file, text in list(_files(results)):
+        file.write_text(text, "utf-8")
+
+
+def stale(results: Results) -> list[Path]:
+    """Files that show something else than this run."""
+    return [file for file, text in _files(results) if not file.exists() or file.read_text("utf-8") != text]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Show the stored run in README.md and docs.")
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if something is old")
+    if not parser.parse_args().check:
+        write(read(STORED))
+        return 0
+    old = stale(read(STORED))
+    for file in old:
+        print(f"{file.relative_to(ROOT)} is not what {STORED.name} shows", file=sys.stderr)
+    return 1 if old else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
