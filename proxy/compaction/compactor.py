@@ -7,6 +7,7 @@ Whatever goes wrong here, the client's own bytes go on.
 
 from collections.abc import Awaitable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import structlog
 
@@ -18,8 +19,7 @@ from proxy.compaction.view import View
 from proxy.compaction.viewer import Viewer
 from proxy.core.anchor import anchored
 from proxy.core.message import Message
-from proxy.core.places import place_of
-from proxy.core.repair import alternate, repair
+from proxy.core.repair import alternate, repair, sound
 from proxy.core.trigger import automatic
 from proxy.dialects.chat import mentioned, with_output, write
 from proxy.dialects.overflow import Overflow
@@ -38,6 +38,8 @@ LEAST_OUTPUT_TOKENS = 256
 BLIND_SHARE = 0.7
 # Where it says what it counted, little is estimated: what matters may fill this share of the window.
 TOLD_SHARE = 0.985
+
+_PARTS, _TOKENS = attrgetter("parts"), attrgetter("tokens")
 
 _log = structlog.get_logger()
 
@@ -105,7 +107,7 @@ class Compactor:
             _log.warning(COMPACTION_FAILED, conversation=ask.conversation, error=type(error).__name__)
 
         with contained(failed):
-            await self._replacing.prepare(await self._viewer.view(ask))
+            await self._replacing.prepare(await self._viewer.view(ask, fresh=True))
 
     async def _failing_open(self, ask: Ask, fitting: Awaitable[Fit]) -> Fit:
         """The outcome, or the request as it came if anything at all went wrong."""
@@ -124,18 +126,22 @@ class Compactor:
 
     async def _fitted(self, ask: Ask) -> Fit:
         view = await self._viewer.view(ask)
-        forced = ask.mode is Mode.FORCE or view.wishes.compact
+        due = _due(view)
+        if due is not None or self._replacing.caps(view):  # another replica may have done it already
+            view = await self._viewer.renewed(view)
+            if ask.mode is not Mode.SHADOW:
+                view = await self._replacing.capped(view)
+            due = _due(view)
         if ask.mode is Mode.SHADOW:
             settled = Settled(view.messages, changed=False, fits=True)
-            return self._written(view, settled, Status.SHADOW, "force" if forced else view.due())
-        view = await self._replacing.capped(view)
-        return await self._finished(view, "force" if forced else view.due())
+            return self._written(view, settled, Status.SHADOW, due)
+        return await self._finished(view, due)
 
     async def _refitted(self, ask: Ask, refused: Fit, overflow: Overflow, refusals: int) -> Fit:
         limit = await self._lesson(ask, refused, overflow)
         window = min(filter(None, (limit, ask.settings.window)))
         narrower = replace(ask, settings=replace(ask.settings, window=window))
-        view = await self._viewer.view(narrower, refusals=refusals)
+        view = await self._viewer.view(narrower, refusals=refusals, fresh=True)
         return await self._finished(_told(view, refused.estimate, overflow), "overflow")
 
     async def _lesson(self, ask: Ask, refused: Fit, overflow: Overflow) -> int:
@@ -177,18 +183,18 @@ class Compactor:
         ahead = due is None and view.root is not None and bool(view.ask.routes) and view.soft()
         if ahead and status is Status.NONE:
             status = Status.SCHEDULED
-        fit = self._written(view, settled, status, reason)
-        return replace(fit, ahead=ahead, report=replace(fit.report, tokens_due=tokens_due))
+        return self._written(view, settled, status, reason, tokens_due=tokens_due, ahead=ahead)
 
     async def _settled(self, view: View) -> Settled:
         """The list to forward: as it is if it may be, else repaired, and cut until it fits."""
         over = view.automatic and view.over(view.effective)
         if view.earlier is None and not over:
             return Settled(view.messages, changed=False, fits=True)
-        valid = repair(view.effective)
+        messages = view.effective if sound(view.effective) else repair(view.effective)
         if view.ask.settings.alternation == "strict":
-            valid = alternate(valid)
-        messages = tuple(await sized(valid, view, self._reading))
+            messages = alternate(messages)
+        if not all(map(_TOKENS, messages)):
+            messages = await sized(messages, view, self._reading)
         if over:
             messages = await cut(messages, view, self._reading)
         if view.counted(messages) > view.counted(view.messages):  # never larger
@@ -196,7 +202,16 @@ class Compactor:
         changed = messages is not view.messages
         return Settled(messages, changed, fits=not view.hopeless(messages), whole=not over and changed)
 
-    def _written(self, view: View, settled: Settled, status: Status, reason: str | None) -> Fit:
+    def _written(
+        self,
+        view: View,
+        settled: Settled,
+        status: Status,
+        reason: str | None,
+        *,
+        tokens_due: int | None = None,
+        ahead: bool = False,
+    ) -> Fit:
         raw = write(view.ask.body, settled.messages) if settled.changed else view.ask.body.raw
         report = Report(
             status=status,
@@ -210,11 +225,18 @@ class Compactor:
             window=view.budget.window,
             trigger=view.marks.trigger if view.automatic else None,
             reason=reason,
-            place=place_of(view.earlier, view.prefixes).hex(),
+            tokens_due=tokens_due,
+            place=view.place.hex(),
         )
         footing = view.footing() if settled.whole else None
-        guessed = any(each.parts for each in settled.messages)
-        return Fit(raw, view.counted(settled.messages), report, footing, guessed)
+        guessed = any(map(_PARTS, settled.messages))
+        return Fit(raw, view.counted(settled.messages), report, footing, guessed, ahead)
+
+
+def _due(view: View) -> str | None:
+    """What makes a round due now, asked for or not; None if nothing does."""
+    forced = view.ask.mode is Mode.FORCE or view.wishes.compact
+    return "force" if forced else view.due()
 
 
 def _told(view: View, estimate: int, overflow: Overflow) -> View:

@@ -1,7 +1,7 @@
 """What a round of a request shall be: the plan, and the text that goes with it and needs no model."""
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from proxy.compaction.view import View
 from proxy.core.digest import message_id
 from proxy.core.ledger import ledger, outdated, rendered, rules
 from proxy.core.masks import MASK_TOKENS, first_to_go
-from proxy.core.message import Message, latest_user, units
+from proxy.core.message import Message, latest_user
 from proxy.core.planner import Plan, plan, task_index, unchanged, with_edits
 from proxy.core.policy import LAYOUT
 from proxy.core.tail import Room, boundary, chain_records, sizes
@@ -66,20 +66,26 @@ def capped(view: View) -> Plan | None:
     layout = view.policy.layout
     if layout is None or not view.body or not view.automatic or view.held_back:
         return None
-    last = list(units(view.body))[-1]
     known = view.earlier.edited if view.earlier else frozenset()
     huge = view.budget.usable * layout.huge_share
-    soft = view.soft()
-    cap = view.room
+    cap = layout.cap.of(view.trigger)
     edits = [
         index
-        for index in range(last.start, last.stop)
-        if view.body[index].answers
-        and index not in known
-        and view.body[index].tokens > layout.cap.of(cap.trigger)
-        and (soft or view.body[index].tokens * view.ratio > huge)
+        for index in _unanswered(view.body)
+        if index not in known
+        and view.body[index].tokens > cap
+        and (view.soft() or view.body[index].tokens * view.ratio > huge)
     ]
     return with_edits(unchanged(view.earlier), dict.fromkeys(edits, "cap")) if edits else None
+
+
+def _unanswered(messages: Sequence[Message]) -> range:
+    """Indices of the results in the last unit."""
+    start = len(messages)
+    while start and messages[start - 1].answers:
+        start -= 1
+    called = start > 0 and bool(messages[start - 1].calls)
+    return range(start if called else max(start, len(messages) - 1), len(messages))
 
 
 async def _anchored(view: View, room: Room, reading: Reading, *, small: bool) -> Draft | None:

@@ -72,6 +72,11 @@ class Replacing:
         self._effects = effects
         self._ordering = ordering
 
+    @staticmethod
+    def caps(view: View) -> bool:
+        """Whether there are huge new results to be shortened."""
+        return capped(view) is not None
+
     async def capped(self, view: View) -> View:
         """The view with huge new results shortened, for good."""
         plan = capped(view)

@@ -1,7 +1,9 @@
 """One request as it stands: read, digested, matched with what is stored of it, and sized."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import attrgetter
 from typing import Self
 
 from proxy.compaction.fitting import Ask, Footing
@@ -17,7 +19,7 @@ from proxy.core.planner import gained, task_index
 from proxy.core.policy import Policy
 from proxy.core.render import render
 from proxy.core.tail import Room
-from proxy.core.trigger import Marks, Row, automatic, fired, mark, marks
+from proxy.core.trigger import NOTHING_GAINED, Marks, Row, automatic, fired, mark, marks
 from proxy.reading import Gauge
 from proxy.wishes import NONE as NO_WISHES
 from proxy.wishes import Wishes
@@ -25,8 +27,10 @@ from proxy.wishes import Wishes
 # What no round removes leaves nothing worth a round where it passes this share of T.
 FLOOR_SHARE = 0.80
 
+_tokens: Callable[[Message], int] = attrgetter("tokens")
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)  # no slots: what follows from the fields is worked out when asked for, and once
 class View:
     """A request as it stands. Sizes are counted tokens unless they are said to be calibrated.
 
@@ -36,6 +40,7 @@ class View:
         messages: The client's list.
         body: Its non-privileged messages.
         prefixes: Their prefix digests.
+        tokens: Tokens of the client's list.
         overhead: Tokens beside the messages.
         calibration: What the upstream's count is to ours.
         budget: What may be spent, calibrated.
@@ -53,6 +58,7 @@ class View:
     messages: tuple[Message, ...]
     body: tuple[Message, ...]
     prefixes: tuple[bytes, ...]
+    tokens: int
     overhead: int
     calibration: Calibration
     budget: Budget
@@ -69,32 +75,37 @@ class View:
         """How this request is counted."""
         return gauge_of(self.ask)
 
-    @property
+    @cached_property
     def rows(self) -> tuple[Row, ...]:
         """Trigger rows in force; the client may lower the trigger, never raise it."""
         asked = self.ask.trigger_tokens
         lower = asked is not None and asked < (mark(self.policy.trigger, self.budget) or 0)
         return (Row(tokens=asked), *self.policy.trigger) if lower else self.policy.trigger
 
-    @property
+    @cached_property
     def automatic(self) -> bool:
         """Whether anything may be done that was not asked for."""
         return automatic(self.rows)
 
-    @property
+    @cached_property
     def marks(self) -> Marks:
         """Where things happen, calibrated."""
         return marks(self.rows, self.budget, self.policy.soft_share, self.policy.hard_percent)
 
-    @property
+    @cached_property
     def root(self) -> bytes | None:
         """The conversation's root; None if it is too short to be remembered, or must not be."""
         return root_of(self.prefixes) if self.ask.remembered else None
 
-    @property
+    @cached_property
     def standing(self) -> bytes:
         """What makes the sizes of two requests of the conversation comparable (`core.anchor.place_of`)."""
-        return counted_at(self.ask.origin, self.ask.model, place_of(self.earlier, self.prefixes))
+        return counted_at(self.ask.origin, self.ask.model, self.place)
+
+    @cached_property
+    def place(self) -> bytes:
+        """Where the checkpoint in force is kept; empty for none."""
+        return place_of(self.earlier, self.prefixes)
 
     @property
     def thread(self) -> str:
@@ -106,27 +117,34 @@ class View:
         """The id that the headers gave, else the one that the stored rounds carry along."""
         return self.ask.conversation or (self.earlier.conversation if self.earlier else None)
 
-    @property
+    @cached_property
     def fixed(self) -> int:
         """Counted tokens of what no round removes."""
         latest = latest_user(self.body)
         task = task_index(self.body) if self.policy.keep.task else None
         stay = {index for index in (latest, task) if index is not None}
-        privileged = [each for each in self.messages if each.privileged]
-        return self.counted([*privileged, *(self.body[index] for index in stay)])
+        privileged = self.tokens - sum(map(_tokens, self.body))
+        return privileged + self.overhead + sum(self.body[index].tokens for index in stay)
 
-    @property
+    @cached_property
     def room(self) -> Room:
         """How large things are for the planner: counted, because the messages are."""
-        size = self.counted(self.effective)
-        scale = size / max(1, self.size(self.effective))
         target = self.policy.target.of(self.marks.trigger) if self.policy.target else None
         return Room(
-            trigger=int(self.marks.trigger * scale),
-            target=None if target is None else int(target * scale),
-            size=size,
+            trigger=self.trigger,
+            target=None if target is None else int(target * self._scale),
+            size=self.counted(self.effective),
             fixed=self.fixed if self.policy.layout else 0,
         )
+
+    @property
+    def trigger(self) -> int:
+        """T, counted."""
+        return int(self.marks.trigger * self._scale)
+
+    @property
+    def _scale(self) -> float:
+        return self.counted(self.effective) / max(1, self.size(self.effective))
 
     @property
     def ratio(self) -> float:
@@ -135,10 +153,26 @@ class View:
 
     def counted(self, messages: Sequence[Message]) -> int:
         """Tokens of a request with these messages."""
-        return sum(each.tokens for each in messages) + self.overhead
+        if messages is self.messages:
+            return self.tokens + self.overhead
+        return self._effective_tokens if messages is self.effective else self._sum(messages)
+
+    @cached_property
+    def _effective_tokens(self) -> int:
+        return self._sum(self.effective)
+
+    def _sum(self, messages: Sequence[Message]) -> int:
+        return sum(map(_tokens, messages)) + self.overhead
 
     def size(self, messages: Sequence[Message]) -> int:
         """The same, calibrated; where the request before is known, by what this one has more or less."""
+        return self._effective_size if messages is self.effective else self._size(messages)
+
+    @cached_property
+    def _effective_size(self) -> int:
+        return self._size(self.effective)
+
+    def _size(self, messages: Sequence[Message]) -> int:
         counted = self.counted(messages)
         if self.anchor is None:
             return self.calibration.size(counted)
@@ -168,16 +202,17 @@ class View:
     @property
     def irreducible(self) -> bool:
         """Whether there is hardly anything but what no round removes."""
-        return self.fixed > FLOOR_SHARE * self.room.trigger
+        return self.fixed > FLOOR_SHARE * self.trigger
 
     def due(self) -> str | None:
         """What makes a round due now, or None."""
-        size = self.size(self.effective)
         if self.automatic and self.over(self.effective):
             return "limit"
         if self.held_back:
             return None
-        row = fired(self.rows, size, gained(self.body, self.earlier), self.budget)
+        counts = any(row.counts for row in self.rows)
+        more = gained(self.body, self.earlier) if counts else NOTHING_GAINED
+        row = fired(self.rows, self.size(self.effective), more, self.budget)
         if row is None:
             return None
         return ",".join(name for name in Row.__slots__ if getattr(row, name) is not None)

@@ -222,8 +222,8 @@ class Records:
         self, claim: Item, also: Sequence[Item | Line], lease: Lease | None
     ) -> Fields | None:
         record = Record(claim.key, packed(claim.fields), claim.ttl_s)
-        sealed = [sealed(item) for item in also]
-        value = await self._reach.ask(lambda: self._store.commit(record, sealed, lease=lease))
+        entries = [sealed(item) for item in also]
+        value = await self._reach.ask(lambda: self._store.commit(record, entries, lease=lease))
         if value is None:
             return None
         winner = self._remember(claim.key, value, min(claim.ttl_s, KNOWN_FOR_S))
