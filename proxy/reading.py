@@ -5,25 +5,33 @@ a message is recognised by its bytes, which its record keeps anyway.
 """
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
-from proxy.core.digest import prefix_digests
+from proxy.core.digest import VERSION, prefix_digests
 from proxy.core.message import Message
 from proxy.core.tokens import RULES, definition_piece, message_tokens, pieces
 from proxy.counting import Counting
 from proxy.dialects.chat import Body
 from proxy.dialects.chat_message import message
 from proxy.dialects.chat_parts import part_tokens
+from proxy.lru import Lru
 
 # Known messages are held up to this many bytes; decoded text about doubles it.
 MAX_HELD_BYTES = 32 * 1024 * 1024
+# Known lists likewise. Their messages are mostly the known ones, and weighed once for each list.
+MAX_LISTED_BYTES = 32 * 1024 * 1024
+# Sizes of definitions are held for this many characters of them.
+MAX_DEFINED = 4 * 1024 * 1024
 # What holding a message takes beside its own bytes; nearly all, where messages are short.
 RECORD_BYTES = 450
+# What a list takes for each of its messages.
+PLACE_BYTES = 100
 # Messages are decoded in lots of this many bytes.
 AT_ONCE_BYTES = 256 * 1024
+
+_Item = TypeVar("_Item")
 
 
 class Gauge(NamedTuple):
@@ -55,31 +63,78 @@ class Listed:
     tokens: int
 
 
+EMPTY = Listed((), (), (), 0)
+
+
+class _Known(NamedTuple):
+    """A list that was read.
+
+    Attributes:
+        listed: The list.
+        size: What it takes, in bytes.
+        since: The mark of the list that it grew from, or empty.
+    """
+
+    listed: Listed
+    size: int
+    since: bytes
+
+
 class Reading:
     """Reads messages, remembering the ones it has read.
 
     Args:
         countings: What counts, by the name of the rule.
         max_held_bytes: Size of the memory, in bytes of messages and `RECORD_BYTES` for each.
+        max_listed_bytes: The same for whole lists, of which the last two of each conversation are held.
     """
 
-    def __init__(self, countings: dict[str, Counting], max_held_bytes: int = MAX_HELD_BYTES) -> None:
+    def __init__(
+        self,
+        countings: dict[str, Counting],
+        max_held_bytes: int = MAX_HELD_BYTES,
+        max_listed_bytes: int = MAX_LISTED_BYTES,
+    ) -> None:
         self._countings = countings
-        self._max_held_bytes = max_held_bytes
-        self._held: OrderedDict[tuple[bytes, Gauge], Message] = OrderedDict()
-        self._held_bytes = 0
+        self._held: Lru[tuple[bytes, Gauge], Message] = Lru(max_held_bytes)
+        self._lists: Lru[tuple[bytes, Gauge], _Known] = Lru(max_listed_bytes)
+        self._overheads: Lru[tuple[tuple[str, ...], Gauge], int] = Lru(MAX_DEFINED)
 
     async def listed(self, body: Body, gauge: Gauge) -> Listed:
-        """The list of a request, counted and digested.
+        """The list of a request, counted and digested; of one that has grown, only what is new is touched.
 
         Raises:
             Unreadable: One of its messages is none.
         """
-        messages = await self.messages(body.messages, gauge)
-        plain = tuple(message for message in messages if not message.privileged)
-        return Listed(
-            messages, plain, tuple(prefix_digests(plain)), sum(message.tokens for message in messages)
+        if not body.mark:
+            return (await self._grown(EMPTY, body.messages, gauge))[0]
+        key = (body.mark, gauge)
+        known = self._lists.get(key)
+        if known is not None:
+            return known.listed
+        base = self._lists.get((body.since, gauge)) if body.since else None
+        raws = body.late if base else body.messages
+        listed, size = await self._grown(base.listed if base else EMPTY, raws, gauge)
+        if base and base.since:
+            self._lists.drop((base.since, gauge))
+        size += base.size if base else 0
+        self._lists.put(key, _Known(listed, size, body.since if base else b""), size)
+        return listed
+
+    async def _grown(self, base: Listed, raws: Sequence[bytes], gauge: Gauge) -> tuple[Listed, int]:
+        """A list with more messages behind it, and the bytes that these take."""
+        new = await self.messages(raws, gauge)
+        plain = tuple([each for each in new if not each.privileged])
+        prefixes = [*base.prefixes]
+        async for lot in _lots(plain, _held_bytes):
+            prefixes += prefix_digests(lot, prefixes[-1] if prefixes else VERSION)
+        listed = Listed(
+            base.messages + new,
+            base.body + plain,
+            tuple(prefixes),
+            base.tokens + sum([each.tokens for each in new]),
         )
+        return listed, sum(map(len, raws)) + len(raws) * (RECORD_BYTES + PLACE_BYTES)
 
     async def messages(self, raws: Sequence[bytes], gauge: Gauge) -> tuple[Message, ...]:
         """The records of these messages, counted.
@@ -87,32 +142,43 @@ class Reading:
         Raises:
             Unreadable: One of them is no message.
         """
-        keys = [(raw, gauge) for raw in raws]
-        found = [self._recall(key) for key in keys]
+        found: list[Message | None] = []
+        async for lot in _lots(raws, _raw_bytes):
+            found += [self._held.get((raw, gauge)) for raw in lot]
         new = [index for index, known in enumerate(found) if known is None]
-        counted = await self.counted([record async for record in _read(raws, new)], gauge)
-        for index, record in zip(new, counted, strict=True):
+        read: list[Message] = []
+        async for lot in _lots([raws[index] for index in new], _raw_bytes):
+            read += map(message, lot)
+        for index, record in zip(new, await self.counted(read, gauge), strict=True):
             found[index] = record
-            self._hold(keys[index], record)
-        return tuple(record for record in found if record is not None)
+            self._held.put((record.raw, gauge), record, _held_bytes(record))
+        return tuple([record for record in found if record is not None])
 
     async def counted(self, records: Sequence[Message], gauge: Gauge) -> list[Message]:
         """The records with their tokens."""
         rule = RULES[gauge.rule]
-        texts = [pieces(record, rule) for record in records]
+        texts: list[tuple[str, ...]] = []
+        async for lot in _lots(records, _held_bytes):
+            texts += [pieces(record, rule) for record in lot]
         counts = iter(await self._count([text for each in texts for text in each], gauge))
-        return [
-            replace(
-                record,
-                tokens=message_tokens(record, [next(counts) for _ in each], rule, _parts(record, gauge)),
-            )
-            for record, each in zip(records, texts, strict=True)
-        ]
+        pairs = iter(texts)
+        made: list[Message] = []
+        async for lot in _lots(records, _held_bytes):
+            for record in lot:
+                counted = [next(counts) for _ in next(pairs)]
+                size = message_tokens(record, counted, rule, _parts(record, gauge))
+                made.append(record.known(record.digest, size))
+        return made
 
     async def overhead(self, definitions: Sequence[str], gauge: Gauge) -> int:
         """Tokens of a request beside its messages: definitions and the reply's primer."""
-        counts = await self._count([definition_piece(each) for each in definitions], gauge)
-        return sum(counts) + RULES[gauge.rule].reply
+        key = (tuple(definitions), gauge)
+        known = self._overheads.get(key)
+        if known is None:
+            counts = await self._count([definition_piece(each) for each in definitions], gauge)
+            known = sum(counts) + RULES[gauge.rule].reply
+            self._overheads.put(key, known, RECORD_BYTES + sum(map(len, definitions)))
+        return known
 
     async def _count(self, texts: Sequence[str], gauge: Gauge) -> list[int]:
         return await self._countings[gauge.rule].count(texts, gauge.model) if texts else []
@@ -122,35 +188,25 @@ class Reading:
         for counting in self._countings.values():
             counting.close()
 
-    def _recall(self, key: tuple[bytes, Gauge]) -> Message | None:
-        record = self._held.get(key)
-        if record is not None:
-            self._held.move_to_end(key)
-        return record
 
-    def _hold(self, key: tuple[bytes, Gauge], record: Message) -> None:
-        if _held_bytes(record) > self._max_held_bytes or key in self._held:
-            return
-        self._held[key] = record
-        self._held_bytes += _held_bytes(record)
-        while self._held_bytes > self._max_held_bytes:
-            _, oldest = self._held.popitem(last=False)
-            self._held_bytes -= _held_bytes(oldest)
+def _raw_bytes(raw: bytes) -> int:
+    return len(raw) + RECORD_BYTES
 
 
 def _held_bytes(record: Message) -> int:
     return len(record.raw) + RECORD_BYTES
 
 
-async def _read(raws: Sequence[bytes], indices: Sequence[int]) -> AsyncIterator[Message]:
-    """The messages decoded, a few at a time: other requests come in between."""
-    pending = 0
-    for index in indices:
-        pending += len(raws[index]) + RECORD_BYTES
-        if pending > AT_ONCE_BYTES:
-            pending = 0
+async def _lots(items: Sequence[_Item], size: Callable[[_Item], int]) -> AsyncIterator[Sequence[_Item]]:
+    """The items a few at a time: other requests come in between."""
+    start = pending = 0
+    for index, item in enumerate(items):
+        pending += size(item)
+        if pending > AT_ONCE_BYTES and index > start:
+            yield items[start:index]
+            start, pending = index, 0
             await asyncio.sleep(0)
-        yield message(raws[index])
+    yield items[start:]
 
 
 def _parts(record: Message, gauge: Gauge) -> int:

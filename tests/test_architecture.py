@@ -63,6 +63,7 @@ KNOW_ADAPTERS = {"app", "demo", "cli", "adapters"}
 # Which parts or modules may import a library.
 OWNERS = {
     "aiohttp": {"adapters"},
+    "blake3": {"dialects"},
     "fastapi": {"admin"},
     "starlette": {"admin", "relay", "demo", "app"},
     "httpx": {"adapters", "relay", "demo", "app"},

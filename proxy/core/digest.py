@@ -8,21 +8,25 @@ would be applied to messages they do not stand for.
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 
-from proxy.core.message import Message
+from proxy.core.message import Call, Message
 
 VERSION = b"\x01"
 MAX_DEPTH = 100
 MAX_CHARACTERS = 1_048_576
+_EMPTY = bytes(8)
 _EXACT_INTEGER = 2**53
 _EXACT_DIGITS = 15
 _BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]')
 
 
-def _field(value: str | bytes) -> bytes:
+def _field(value: str) -> bytes:
     """One length-prefixed field, so that no two different lists of fields share their bytes."""
-    data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+    return _sized(value.encode("utf-8", "surrogatepass")) if value else _EMPTY
+
+
+def _sized(data: bytes) -> bytes:
     return len(data).to_bytes(8, "big") + data
 
 
@@ -50,6 +54,12 @@ def _depth(text: str) -> int:
     return deepest
 
 
+_TEXT = _field("text")
+# Made once: `json.loads` and `json.dumps` would make theirs for every call.
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_fraction, parse_constant="\0{}".format)
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
 def canonical_arguments(arguments: str) -> str:
     """Tool-call arguments with key order and white space made canonical.
 
@@ -60,40 +70,42 @@ def canonical_arguments(arguments: str) -> str:
     if len(arguments) > MAX_CHARACTERS or (brackets > MAX_DEPTH and _depth(arguments) > MAX_DEPTH):
         return arguments
     try:
-        value = json.loads(
-            arguments, object_pairs_hook=_unique, parse_float=_fraction, parse_constant="\0{}".format
-        )
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return _ENCODER.encode(_DECODER.decode(arguments))
     except ValueError:
         return arguments
 
 
-def _content(message: Message) -> Iterator[bytes]:
+def _content(message: Message) -> bytes:
     """The text and the other parts in the order they stand."""
+    if not message.parts:
+        return _text(message.text)
+    content: list[bytes] = []
     start = 0
     for part in message.parts:
-        if part.at > start:
-            yield _field("text") + _field(message.text[start : part.at])
-            start = part.at
-        yield _field(part.kind) + _field(part.payload)
-    if start < len(message.text):
-        yield _field("text") + _field(message.text[start:])
+        content += (_text(message.text[start : part.at]), _field(part.kind), _sized(part.payload))
+        start = max(start, part.at)
+    return b"".join((*content, _text(message.text[start:])))
 
 
-def _digest(message: Message, content: Iterable[bytes]) -> bytes:
-    calls = (
-        _field(call.id) + _field(call.name) + _field(canonical_arguments(call.arguments))
-        for call in message.calls
-    )
+def _text(text: str) -> bytes:
+    return _TEXT + _field(text) if text else b""
+
+
+def _call(call: Call) -> bytes:
+    return _field(call.id) + _field(call.name) + _field(canonical_arguments(call.arguments))
+
+
+def _digest(message: Message, content: bytes) -> bytes:
     fields = (
-        message.role,
-        b"".join(content),
-        message.refusal,
-        message.name,
-        b"".join(calls),
-        b"".join(map(_field, message.answers)),
+        VERSION,
+        _field(message.role),
+        _sized(content),
+        _field(message.refusal),
+        _field(message.name),
+        _sized(b"".join(map(_call, message.calls))) if message.calls else _EMPTY,
+        _sized(b"".join(map(_field, message.answers))) if message.answers else _EMPTY,
     )
-    return hashlib.sha256(VERSION + b"".join([_field(field) for field in fields])).digest()
+    return hashlib.sha256(b"".join(fields)).digest()
 
 
 def message_digest(message: Message) -> bytes:
@@ -107,22 +119,24 @@ def outline_digest(message: Message) -> bytes:
     A client that clears or shortens old tool results keeps the outline of its conversation, so stored
     checkpoints are found by it; `core.checkpoint` then decides message by message.
     """
-    return _digest(message, ()) if message.answers else message.digest or message_digest(message)
+    return _digest(message, b"") if message.answers else message.digest or message_digest(message)
 
 
-def chain(digests: Iterable[bytes]) -> list[bytes]:
-    """Prefix digests: entry `i` stands for the messages `[0..i]`; each is 32 bytes."""
+def chain(digests: Iterable[bytes], last: bytes = VERSION) -> list[bytes]:
+    """Prefix digests: entry `i` stands for the messages `[0..i]`; each is 32 bytes.
+
+    Where a list goes on, `last` is the prefix digest of what came before.
+    """
     prefixes: list[bytes] = []
-    last = VERSION
     for digest in digests:
         last = hashlib.sha256(last + digest).digest()
         prefixes.append(last)
     return prefixes
 
 
-def prefix_digests(messages: Sequence[Message]) -> list[bytes]:
-    """Prefix digests of the non-privileged messages given, by their outlines."""
-    return chain(map(outline_digest, messages))
+def prefix_digests(messages: Iterable[Message], last: bytes = VERSION) -> list[bytes]:
+    """Prefix digests of the non-privileged messages given, by their outlines; `last` as in `chain`."""
+    return chain(map(outline_digest, messages), last)
 
 
 def message_id(prefix: bytes) -> str:

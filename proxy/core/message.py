@@ -81,6 +81,21 @@ class Message:
         """Whether the message instructs the model: never covered, never summarised, never stored."""
         return self.role in PRIVILEGED_ROLES
 
+    def known(self, digest: bytes, tokens: int) -> "Message":
+        """The same message with its digest and size; several times as fast as `dataclasses.replace`."""
+        return Message(
+            self.role,
+            self.text,
+            self.parts,
+            self.refusal,
+            self.name,
+            self.calls,
+            self.answers,
+            self.raw,
+            digest,
+            tokens,
+        )
+
     @property
     def empty(self) -> bool:
         """Whether the message says nothing at all, which most providers refuse from an assistant."""

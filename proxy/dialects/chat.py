@@ -18,6 +18,9 @@ from proxy.errors import Unreadable
 
 # Members that a provider turns into prompt tokens beside the messages.
 PROMPT_MEMBERS = ("tools", "functions", "response_format")
+# Members that say how long an answer may be.
+_OUTPUT_MEMBERS = ("max_completion_tokens", "max_tokens")
+_MATTERING = ("model", *_OUTPUT_MEMBERS, *PROMPT_MEMBERS)
 
 # An unescaped `"model"` can only be a key: inside a string its quotes would be escaped.
 # The lookbehind stands behind the literal: in front of it the search would have to stop at every byte.
@@ -40,18 +43,27 @@ class Body:
     Attributes:
         raw: The client's bytes.
         place: Where in them the value of `messages` stands.
-        messages: Each message's bytes.
+        late: Each message's bytes; where `since` is set, only of those that came behind it.
         model: The model asked for; empty if the body names none.
         max_output: Largest output asked for, in tokens; None if the body does not say.
         prompt_members: The JSON of tools and the like, which count as prompt tokens.
+        mark: Names these very messages of this tenant; empty if they are not to be known again.
+        since: The mark of an earlier body, which begins with the messages that are not in `late`; or empty.
     """
 
     raw: bytes
     place: Slice
-    messages: tuple[bytes, ...]
+    late: tuple[bytes, ...]
     model: str
     max_output: int | None
     prompt_members: tuple[str, ...]
+    mark: bytes = b""
+    since: bytes = b""
+
+    @property
+    def messages(self) -> tuple[bytes, ...]:
+        """Each message's bytes, cut out anew where only the late ones have been."""
+        return elements(memoryview(self.raw)[self.place.start : self.place.stop]) if self.since else self.late
 
 
 def models_named(raw: bytes) -> set[str]:
@@ -82,27 +94,55 @@ def read(raw: bytes) -> Body:
 
     Raises:
         Unreadable: It is no chat request that we could rewrite: `not-json`, `duplicate-keys`,
-            `no-messages`, `no-array`, `too-deep`.
+            `no-messages`, `no-array`, `too-deep`, `too-many`.
+    """
+    found, late = cut(raw)
+    return made(raw, found["messages"], late, small_members(raw, found))
+
+
+def cut(raw: bytes) -> tuple[dict[str, Slice], tuple[bytes, ...]]:
+    """Where the members of a body stand, and its messages.
+
+    Raises:
+        Unreadable: See `read`.
     """
     try:
         found = members(raw)
-        place = found.pop("messages", None)
-        messages = elements(raw[place.start : place.stop]) if place else ()
+        place = found.get("messages")
+        messages = elements(memoryview(raw)[place.start : place.stop]) if place else ()
     except RecursionError:
         raise Unreadable("too-deep") from None
     if len(messages) > MAX_MESSAGES:
         raise Unreadable("too-many")
-    if place is None or not messages or not all(message.startswith(b"{") for message in messages):
+    if not messages or not all(message.startswith(b"{") for message in messages):
         raise Unreadable("no-messages")
-    rest = {key: raw[at.start : at.stop] for key, at in found.items()}
+    return found, messages
+
+
+def small_members(raw: bytes, found: Mapping[str, Slice]) -> dict[str, bytes]:
+    """What of a body matters to us beside the messages, of the members that were found."""
+    return {key: raw[found[key].start : found[key].stop] for key in _MATTERING if key in found}
+
+
+def made(
+    raw: bytes,
+    place: Slice,
+    late: tuple[bytes, ...],
+    rest: Mapping[str, bytes],
+    mark: bytes = b"",
+    since: bytes = b"",
+) -> Body:
+    """A body of its parts; `rest` are its `small_members`."""
     model = _small(rest.get("model"))
     return Body(
-        raw=raw,
-        place=place,
-        messages=messages,
-        model=bounded(model) if isinstance(model, str) else "",
-        max_output=_max_output(rest),
-        prompt_members=tuple(rest[key].decode("utf-8", "replace") for key in PROMPT_MEMBERS if key in rest),
+        raw,
+        place,
+        late,
+        bounded(model) if isinstance(model, str) else "",
+        _max_output(rest),
+        tuple([rest[key].decode("utf-8", "replace") for key in PROMPT_MEMBERS if key in rest]),
+        mark,
+        since,
     )
 
 
@@ -124,8 +164,6 @@ def mentioned(raw: bytes) -> set[int]:
     return {int(digits) for found in _NUMBER.findall(text) if len(digits := re.sub(r"\D", "", found)) <= 18}
 
 
-# Members that say how long an answer may be.
-_OUTPUT_MEMBERS = ("max_completion_tokens", "max_tokens")
 PROBE_TOKENS = 16
 _NOT_PROBED = frozenset({"stream", "stream_options", "n", *_OUTPUT_MEMBERS})
 

@@ -5,7 +5,6 @@ import binascii
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -57,7 +56,7 @@ def message(raw: bytes) -> Message:
         record = _record(raw, decoded(raw))
     except RecursionError:  # what could just be decoded cannot always be written again
         raise Unreadable("too-deep") from None
-    return replace(record, digest=message_digest(record))
+    return record.known(message_digest(record), 0)
 
 
 def _record(raw: bytes, fields: Mapping[str, Any]) -> Message:

@@ -14,8 +14,8 @@ import msgspec
 
 from proxy.errors import Unreadable
 
-_KEY = re.compile(rb'\s*"[^"\\]*+(?:\\.[^"\\]*+)*+"\s*:\s*')
-_SPACE = re.compile(rb"\s*")
+_KEY = re.compile(rb'\s*[{,]\s*"[^"\\]*+(?:\\.[^"\\]*+)*+"\s*:\s*')
+_SPACE = re.compile(rb"[ \t\n\r]*")
 _TEXT_SPACE = re.compile(r"[ \t\n\r]*")
 
 
@@ -25,6 +25,10 @@ def _refuse(constant: str) -> NoReturn:
 
 # The standard decoder, without the NaN and Infinity that are no JSON.
 DECODER = json.JSONDecoder(parse_constant=_refuse)
+
+
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class Slice(NamedTuple):
@@ -41,42 +45,43 @@ def members(raw: bytes) -> dict[str, Slice]:
         Unreadable: `not-json`, or `duplicate-keys`.
         RecursionError: It is nested too deeply.
     """
-    _text(raw)  # msgspec does not look into the strings that it leaves raw
+    if not raw.isascii():
+        _text(raw)  # msgspec does not look into the strings that it leaves raw
     try:
-        decoded = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        decoded = _MEMBERS.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return _members_slowly(raw)
     found: dict[str, Slice] = {}
-    at = _skip(raw, 0) + 1
+    stop = 0
     for key, value in decoded.items():
-        name = _KEY.match(raw, at)
+        name = _KEY.match(raw, stop)
         start = name.end() if name else 0
-        stop = start + memoryview(value).nbytes
+        stop = start + len(value)
         if name is None or not raw.startswith(value, start):
             raise Unreadable("duplicate-keys")
         found[key] = Slice(start, stop)
-        at = _skip(raw, stop) + 1
-    if raw[at:].strip(b" \t\n\r}"):
+    if found and raw[stop:].strip(b" \t\n\r") != b"}":
         raise Unreadable("duplicate-keys")
     return found
 
 
-def _skip(raw: bytes, at: int) -> int:
+def skip(raw: bytes, at: int) -> int:
+    """The place of the first byte from `at` on that is no white space."""
     space = _SPACE.match(raw, at)
     return space.end() if space else at
 
 
-def elements(raw: bytes) -> tuple[bytes, ...]:
-    """The elements of a JSON array, each as its own bytes.
+def elements(raw: bytes | memoryview) -> tuple[bytes, ...]:
+    """The elements of a JSON array, each as its own bytes, none of which keeps `raw`.
 
     Raises:
         Unreadable: `no-array`.
         RecursionError: It is nested too deeply.
     """
     try:
-        return tuple(map(bytes, msgspec.json.decode(raw, type=list[msgspec.Raw])))
+        return tuple(map(bytes, _ELEMENTS.decode(raw)))
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        text = _text(raw)
+        text = _text(bytes(raw))
         return tuple(text[start:stop].encode() for _, start, stop in _items(text, "[]"))
 
 

@@ -53,7 +53,7 @@ def test_a_body_is_cut_up_without_touching_a_byte() -> None:
     assert cut == Body(
         raw=RAW,
         place=cut.place,
-        messages=MESSAGES,
+        late=MESSAGES,
         model="gpt-4o",
         max_output=64,
         prompt_members=('[ {"type" : "function"} ]',),

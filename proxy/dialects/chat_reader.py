@@ -1,0 +1,202 @@
+"""Bodies that have grown: clients send their list again with every request, so only its end is parsed.
+
+What a body begins with, up to the end of its last message, is known by a keyed fingerprint of these bytes.
+Of a later body that begins with the very same bytes nothing but the tail is looked at, as strictly as ever.
+Whatever is not exactly so is read from its first byte.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+from blake3 import blake3
+
+from proxy.dialects.chat import MAX_MESSAGES, Body, cut, made, small_members
+from proxy.dialects.json_slices import Slice, elements, members, skip
+from proxy.errors import Unreadable
+
+KEY_BYTES = 32
+# Beginnings that are remembered, of about a kilobyte each.
+MAX_BEGINNINGS = 4_096
+# Of one conversation, or of several without an id that begin alike.
+MAX_ALIKE = 64
+# How many of them are compared with a body in full.
+MAX_TRIES = 3
+# By these first bytes conversations without an id are told apart.
+FIRST_BYTES = 256
+# By these last bytes nearly every body is seen not to begin so.
+ENDING_BYTES = 48
+# A body with more members before its messages, or longer names, is read anew each time.
+MAX_KEYS = 32
+MAX_KEY_CHARACTERS = 1_024
+# Likewise one with more white space behind its last message, in bytes.
+MAX_SPACE_BYTES = 256
+_OPENING = b'{"messages":['
+
+_Bucket = tuple[str, str | None, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """A body up to the end of its last message, as later ones begin; offsets only, none of its bytes.
+
+    Attributes:
+        mark: Its fingerprint.
+        stop: Its length in bytes.
+        ending: Its last bytes.
+        start: Where in it the value of `messages` starts.
+        count: Number of its messages.
+        before: The members that stand before `messages`.
+        since: The mark of the one that it grew from, or empty.
+    """
+
+    mark: bytes
+    stop: int
+    ending: bytes
+    start: int
+    count: int
+    before: Mapping[str, Slice]
+    since: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """What stands behind a beginning.
+
+    Attributes:
+        place: Where in the body the value of `messages` stands.
+        late: Messages that came behind the beginning.
+        rest: Members behind the messages that matter to us.
+    """
+
+    place: Slice
+    late: tuple[bytes, ...]
+    rest: dict[str, bytes]
+
+
+class Reader:
+    """Reads bodies, and remembers how they begin.
+
+    Args:
+        key: 32 random bytes, so that nobody can make two beginnings with one fingerprint.
+        max_beginnings: Size of the memory.
+    """
+
+    def __init__(self, key: bytes, max_beginnings: int = MAX_BEGINNINGS) -> None:
+        self._blank = blake3(key=key)
+        self._max_beginnings = max_beginnings
+        self._known: OrderedDict[_Bucket, dict[bytes, _Beginning]] = OrderedDict()
+        self._beginnings = 0
+
+    def read(self, raw: bytes, tenant: str, conversation: str | None = None) -> Body:
+        """Cut a request body up, as `chat.read` does; the body has a mark, and may follow an earlier one.
+
+        Raises:
+            Unreadable: See `chat.read`.
+        """
+        bucket = (tenant, conversation, raw[:FIRST_BYTES])
+        known = self._known.get(bucket)
+        return (known and self._grown(raw, bucket, known)) or self._read(raw, bucket)
+
+    def _grown(self, raw: bytes, bucket: _Bucket, known: Mapping[bytes, _Beginning]) -> Body | None:
+        """The body, if it begins as an earlier one."""
+        alike = [each for each in known.values() if raw.endswith(each.ending, 0, each.stop)]
+        for beginning in sorted(alike, key=_length, reverse=True)[:MAX_TRIES]:
+            hasher = self._hasher(bucket).update(memoryview(raw)[: beginning.stop])
+            if beginning.stop < len(raw) and hasher.digest() == beginning.mark:
+                return self._continued(raw, bucket, beginning, hasher)
+        return None
+
+    def _continued(self, raw: bytes, bucket: _Bucket, known: _Beginning, hasher: blake3) -> Body | None:
+        """The body that begins so; None if what stands behind has to be looked at more closely."""
+        tail = _tail(raw, known)
+        if tail is None:
+            return None
+        rest = small_members(raw, known.before) | tail.rest
+        if not tail.late:
+            self._remember(bucket, known)
+            return made(raw, tail.place, (), rest, known.mark, known.mark)
+        if not (stop := _end(raw, tail.place)):
+            return None
+        mark = hasher.update(memoryview(raw)[known.stop : stop]).digest()
+        count = known.count + len(tail.late)
+        self._remember(
+            bucket, _Beginning(mark, stop, _ending(raw, stop), known.start, count, known.before, known.mark)
+        )
+        return made(raw, tail.place, tail.late, rest, mark, known.mark)
+
+    def _read(self, raw: bytes, bucket: _Bucket) -> Body:
+        found, late = cut(raw)
+        place = found["messages"]
+        rest = small_members(raw, found)
+        before = {key: at for key, at in found.items() if at.stop <= place.start}
+        stop = _end(raw, place)
+        if not stop or len(before) > MAX_KEYS or sum(map(len, before)) > MAX_KEY_CHARACTERS:
+            return made(raw, place, late, rest)
+        mark = self._hasher(bucket).update(memoryview(raw)[:stop]).digest()
+        self._remember(
+            bucket, _Beginning(mark, stop, _ending(raw, stop), place.start, len(late), before, b"")
+        )
+        return made(raw, place, late, rest, mark)
+
+    def _hasher(self, bucket: _Bucket) -> blake3:
+        return self._blank.copy().update(bucket[0].encode() + b"\0")
+
+    def _remember(self, bucket: _Bucket, beginning: _Beginning) -> None:
+        """Take a beginning up, in place of the one before the one that it grew from."""
+        known = self._known.setdefault(bucket, {})
+        self._known.move_to_end(bucket)
+        self._beginnings -= len(known)
+        known.pop(beginning.mark, None)
+        older = known.get(beginning.since)
+        if older is not None:
+            known.pop(older.since, None)
+        known[beginning.mark] = beginning
+        for mark in list(islice(known, max(0, len(known) - MAX_ALIKE))):
+            del known[mark]
+        self._beginnings += len(known)
+        while self._beginnings > self._max_beginnings:
+            _, oldest = self._known.popitem(last=False)
+            self._beginnings -= len(oldest)
+
+
+def _ending(raw: bytes, stop: int) -> bytes:
+    return raw[max(0, stop - ENDING_BYTES) : stop]
+
+
+def _length(beginning: _Beginning) -> int:
+    return beginning.stop
+
+
+def _end(raw: bytes, place: Slice) -> int:
+    """Where the last message ends; 0 if not soon before the array does."""
+    stop = place.stop - 1
+    near = raw[max(place.start, stop - MAX_SPACE_BYTES) : stop]
+    message = near.rstrip(b" \t\n\r")
+    return stop - len(near) + len(message) if message else 0
+
+
+def _tail(raw: bytes, known: _Beginning) -> _Tail | None:
+    """What stands behind a beginning; None unless it is all in order."""
+    at = skip(raw, known.stop)
+    more = raw.startswith(b",", at)
+    if not more and not raw.startswith(b"]", at):
+        return None
+    text = _OPENING + raw[at + more :]
+    try:
+        found = members(text)
+        place = found.pop("messages")
+        late = elements(memoryview(text)[place.start : place.stop])
+    except (Unreadable, RecursionError):
+        return None
+    if (
+        more != bool(late)
+        or known.count + len(late) > MAX_MESSAGES
+        or not known.before.keys().isdisjoint(found)
+    ):
+        return None
+    if not all(each.startswith(b"{") for each in late):
+        return None
+    shift = at + more - len(_OPENING)
+    return _Tail(Slice(known.start, place.stop + shift), late, small_members(text, found))
