@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
+from secrets import token_bytes
 
 import httpx
 from starlette.types import Receive, Scope, Send
@@ -12,7 +13,7 @@ from proxy.compaction.compactor import REPLAYS, Compactor
 from proxy.compaction.fitting import Ask, Fit, Mode, Report, Status
 from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, ModelSettings, for_model
-from proxy.dialects.chat import read
+from proxy.dialects.chat_reader import KEY_BYTES, Reader
 from proxy.dialects.overflow import detect
 from proxy.dialects.usage import UsageTap
 from proxy.errors import Unreadable, UpstreamError
@@ -91,6 +92,7 @@ class Chat:
         self._aftermath = aftermath
         self._gate = gate
         self._secret = secret
+        self._reader = Reader(token_bytes(KEY_BYTES))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
@@ -158,7 +160,7 @@ class Chat:
         """
         if value(passage.scope["headers"], b"content-encoding") not in {None, b"identity"}:
             raise Unreadable("encoded")
-        body = read(passage.raw)
+        body = self._reader.read(passage.raw, passage.who.tenant, passage.who.conversation)
         model = deployment(passage.scope["raw_path"]) or body.model
         settings = for_model(self._config, model)
         policy = policy_for(settings, passage.control.strategy)
