@@ -1,7 +1,7 @@
 """The composition root: builds everything from a configuration, and owns its life cycle."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib import import_module
 from secrets import token_hex
@@ -15,6 +15,8 @@ from proxy.adapters.aiohttp_engine import AiohttpEngine
 from proxy.adapters.character_counter import CharacterCounter
 from proxy.adapters.discovery import HttpDiscovery
 from proxy.adapters.engine_transport import EngineTransport
+from proxy.adapters.native_engine import NativeEngine
+from proxy.adapters.outgoing_proxy import environment_proxies
 from proxy.adapters.store_url import installation_secret, is_shared, open_store, shared_secret
 from proxy.adapters.summary_model import HttpSummaryModel
 from proxy.adapters.tiktoken_counter import TiktokenCounter
@@ -41,7 +43,7 @@ from proxy.history import History
 from proxy.learning import Learning
 from proxy.logs import STORE_FAILED, TOKENIZER_FAILED
 from proxy.owners import Owners
-from proxy.ports import Store
+from proxy.ports import HttpEngine, Store
 from proxy.reading import Reading
 from proxy.recall import Recall
 from proxy.relay.aftermath import Aftermath
@@ -56,6 +58,7 @@ from proxy.storage.deadline import within
 from proxy.storage.records import Records
 from proxy.wishes import Wishing
 
+ENGINES: dict[str, Callable[..., HttpEngine]] = {"native": NativeEngine, "aiohttp": AiohttpEngine}
 CONNECT_TIMEOUT_S = 10.0
 HOP_BYTES = 8
 SECRET_DEADLINE_S = 1.0
@@ -128,7 +131,7 @@ class _Parts:
         store_url = config.store.url or "memory://"
         self.store = store or opened_store(config, store_url)
         self.records = Records(self.store, _store_failed)
-        self.engine = AiohttpEngine()
+        self.engine = ENGINES[config.upstream.engine](proxies=environment_proxies())
         self.transport = EngineTransport(self.engine)
         self.counter = TiktokenCounter(_tokenizer_failed)
         self.countings = {

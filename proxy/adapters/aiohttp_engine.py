@@ -7,7 +7,6 @@ slot, and a pooled connection that the upstream had already given up costs one s
 
 import functools
 import io
-import urllib.request
 from typing import Any
 
 import aiohttp
@@ -15,6 +14,7 @@ import httpx
 import yarl
 from aiohttp.client_proto import ResponseHandler
 
+from proxy.adapters.outgoing_proxy import DIRECT, Proxies
 from proxy.ports import HttpRequest, HttpResponse
 
 IDLE_EXPIRY_S = 2.0  # below the 5 s after which common servers close an idle connection
@@ -164,24 +164,17 @@ def _payload(body: object) -> object:
     return body or None
 
 
-def _environment_proxy(url: yarl.URL) -> str | None:
-    """The proxy that the environment names for this origin, honouring NO_PROXY."""
-    if urllib.request.proxy_bypass(url.host or ""):
-        return None
-    return urllib.request.getproxies().get(url.scheme)
-
-
 class AiohttpEngine:
     """`ports.HttpEngine` over aiohttp. One per event loop; connections are made as they are needed.
 
     Args:
-        trust_env: Whether HTTP_PROXY, HTTPS_PROXY and NO_PROXY decide the way. SSL_CERT_FILE and
-            SSL_CERT_DIR always name the trusted roots; nothing else of the environment is looked at.
+        proxies: Which origins are reached through which proxies. SSL_CERT_FILE and SSL_CERT_DIR name the
+            trusted roots; nothing else of the environment is looked at.
         idle_expiry_s: Seconds after which an idle connection is not used again.
     """
 
-    def __init__(self, *, trust_env: bool = False, idle_expiry_s: float = IDLE_EXPIRY_S) -> None:
-        self._trust_env = trust_env
+    def __init__(self, *, proxies: Proxies = DIRECT, idle_expiry_s: float = IDLE_EXPIRY_S) -> None:
+        self._proxies = proxies
         self._idle_expiry_s = idle_expiry_s
         self._tls = httpx.create_ssl_context()
         self._closed = False
@@ -236,7 +229,7 @@ class AiohttpEngine:
             data=_payload(request.body),
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=None, connect=request.connect_s, sock_read=request.silence_s),
-            proxy=_environment_proxy(url) if self._trust_env else None,
+            proxy=self._proxies.url(url.scheme, url.host or "", url.port or 0),
         )
         return _Response(response)
 

@@ -251,7 +251,6 @@ def test_variables_expand_in_strings(tmp_path: Path) -> None:
     ("text", "place", "working"),
     [
         ("server: {client_keys: [a]}", "server.client_keys", "an empty list"),
-        ("upstream: {engine: native}", "upstream.engine", '"aiohttp"'),
         ("upstream: {stream_usage: inject}", "upstream.stream_usage", '"observe"'),
         ("store: {keep_requests: none}", "store.keep_requests", '"auto"'),
         ("recall: {tool: inject}", "recall.tool", '"none"'),

@@ -11,6 +11,8 @@ import pytest
 
 from proxy.adapters.aiohttp_engine import AiohttpEngine
 from proxy.adapters.engine_transport import EngineTransport
+from proxy.adapters.native_engine import NativeEngine
+from proxy.adapters.outgoing_proxy import Proxies
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 CANCELS = 2_000
@@ -319,7 +321,7 @@ async def test_the_environments_proxy_is_used_only_if_asked_for(
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{forward.port}")
         monkeypatch.delenv("no_proxy", raising=False)
         for trust_env in (False, True):
-            transport = EngineTransport(AiohttpEngine(trust_env=trust_env))
+            transport = EngineTransport(AiohttpEngine(proxies=Proxies({"http": f"http://127.0.0.1:{forward.port}"}, loopback=trust_env)))
             await fetch(transport, request(upstream.port))
             await transport.aclose()
     assert [seen.target for seen in upstream.seen] == [b"/x"]
