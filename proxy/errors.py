@@ -3,6 +3,7 @@
 ProxyError
 ├── ConfigError               the configuration cannot be used; the process ends with exit code 2
 ├── RequestRefused            the one asking is at fault; answered with its own 4xx status
+├── Overloaded                too many requests are under way; answered with 503
 ├── UpstreamError             the relayed call failed; answered with 502 or 504
 └── CompactionError           our own trouble: never reaches a client, the request goes on (fail-open)
     ├── Unreadable            the body is nothing we can rewrite
@@ -28,6 +29,17 @@ class RequestRefused(ProxyError):  # noqa: N818 - it names what happened, not a 
         super().__init__(message)
         self.status = status
         self.code = code
+
+
+class Overloaded(ProxyError):  # noqa: N818 - it names what happened
+    """More requests are under way than there is room for; `retry_after_s` says when to come back."""
+
+    status = 503
+    code = "overloaded"
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__("The proxy has too many requests under way; try again.")
+        self.retry_after_s = retry_after_s
 
 
 class UpstreamError(ProxyError):
@@ -70,9 +82,10 @@ class StoreUnavailable(CompactionError):  # noqa: N818
     """The store cannot be used right now."""
 
 
-def openai_error(error: RequestRefused | UpstreamError) -> bytes:
+def openai_error(error: RequestRefused | Overloaded | UpstreamError) -> bytes:
     """The error as a body in OpenAI's shape."""
-    kind = "invalid_request_error" if isinstance(error, RequestRefused) else "upstream_error"
+    kinds = {RequestRefused: "invalid_request_error", Overloaded: "overloaded_error"}
+    kind = kinds.get(type(error), "upstream_error")
     return json.dumps(
         {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}
     ).encode()

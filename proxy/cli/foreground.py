@@ -58,6 +58,11 @@ def patience(server: ServerSection) -> serving.Patience:
     return serving.Patience(grace_s, server.drain_s)
 
 
+def deadlines(server: ServerSection) -> serving.Deadlines:
+    """How long clients of a server of this configuration may take to send a request."""
+    return serving.Deadlines(server.head_timeout_s, server.body_timeout_s)
+
+
 def announce(config: Config, url: str) -> None:
     """Say that requests are accepted: to whoever looks on, and in the log."""
     print("\n".join(banner(config, url)), flush=True)
@@ -111,7 +116,8 @@ def serve_on(
         if ending is not None:
             ending()
 
-    running = serving.server(create_app(config), waits, told, insistent=worker is None)
+    app, late = create_app(config), deadlines(config.server)
+    running = serving.server(app, waits, told, insistent=worker is None, deadlines=late)
     if obey is not None:
         obey(running)
     bound = bind()

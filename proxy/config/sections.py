@@ -61,6 +61,12 @@ class ServerSection(BaseModel):
     """Longest time, in seconds, that requests under way get after that; what is left is cut."""
     max_body_bytes: Positive = 67_108_864
     """Largest body, in bytes, of a request on a compacted path; a larger one is answered with 413."""
+    max_in_flight: Positive = 1_000
+    """Chat requests that each process serves at once; one more waits 0.1 s for a place, then gets 503."""
+    head_timeout_s: Seconds = 15
+    """Longest time, in seconds, until a request's head has come; then the connection is closed."""
+    body_timeout_s: Seconds = 30
+    """Longest silence, in seconds, within a request's body; then the request is answered with 408."""
 
 
 class UpstreamSection(BaseModel):

@@ -11,7 +11,7 @@ from proxy.compaction.compactor import Compactor
 from proxy.compaction.fitting import Ask, Fit, Status
 from proxy.compaction.observing import Observing
 from proxy.conversations import Conversations
-from proxy.dialects.chat import models_named, probe_body
+from proxy.dialects.chat import probe_body
 from proxy.dialects.usage import Usage, UsageTap
 from proxy.errors import UpstreamError
 from proxy.guard import contained
@@ -35,20 +35,22 @@ class Answered:
     Attributes:
         tenant: Whose it was.
         conversation: Of which conversation, if that is known.
-        raw: The client's body.
+        model: The model that was asked; empty if that is not known.
+        request_bytes: Of the client's body.
+        usage: What the upstream counted, if it said so.
         scope: The request (ASGI).
         ask: The request as it was read; None where it passed unread.
-        fit: What was forwarded.
-        usage: What the upstream counted, if it said so.
+        fit: What was forwarded; None where it passed unread.
     """
 
     tenant: str
     conversation: str | None
-    raw: bytes
-    scope: Scope
-    ask: Ask | None
-    fit: Fit
+    model: str
+    request_bytes: int
     usage: Usage | None
+    scope: Scope
+    ask: Ask | None = None
+    fit: Fit | None = None
 
 
 class Aftermath:
@@ -86,29 +88,26 @@ class Aftermath:
     async def __call__(self, answered: Answered) -> None:
         """Take note of one request; nothing that goes wrong here touches anybody."""
         with contained(_not_observed):
-            self._total(answered)
             if answered.conversation is not None:
+                self._conversations.note(
+                    answered.tenant,
+                    answered.conversation,
+                    answered.model,
+                    answered.request_bytes,
+                    answered.usage,
+                )
                 await self._owners.note(answered.tenant, answered.conversation)
-            if answered.ask is not None:
-                await self._read(answered, answered.ask)
+            if answered.ask is not None and answered.fit is not None:
+                await self._read(answered, answered.ask, answered.fit)
 
-    def _total(self, answered: Answered) -> None:
-        if answered.conversation is None:
-            return
-        ask = answered.ask
-        model = ask.model if ask else min(models_named(answered.raw), default="")
-        self._conversations.note(
-            answered.tenant, answered.conversation, model, len(answered.raw), answered.usage
-        )
-
-    async def _read(self, answered: Answered, ask: Ask) -> None:
+    async def _read(self, answered: Answered, ask: Ask, fit: Fit) -> None:
         """What only a request that was read allows."""
         usage = answered.usage
-        if answered.fit.report.status is Status.APPLIED and ask.settings.compaction.recount == "probe":
-            usage = await self._probed(answered) or usage
-        await self._observing.observe(ask, answered.fit, usage)
+        if fit.report.status is Status.APPLIED and ask.settings.compaction.recount == "probe":
+            usage = await self._probed(answered.scope, fit) or usage
+        await self._observing.observe(ask, fit, usage)
         self._discover(answered, ask)
-        if answered.fit.ahead:
+        if fit.ahead:
             await self._compactor.prepare(ask)
 
     def _discover(self, answered: Answered, ask: Ask) -> None:
@@ -120,15 +119,15 @@ class Aftermath:
         if ask.settings.window is None:
             self._learning.discover(ask.tenant, ask.origin, ask.model, window)
 
-    async def _probed(self, answered: Answered) -> Usage | None:
+    async def _probed(self, scope: Scope, fit: Fit) -> Usage | None:
         """What the upstream counts of the forwarded request when it is asked once more, for 16 tokens.
 
         Seeds/000 recounts in this way after each compaction. The client has its answer already.
         """
-        body = probe_body(answered.fit.raw)
+        body = probe_body(fit.raw)
         if body is None:
             return None
-        request = build_request(self._upstream, answered.scope, body)
+        request = build_request(self._upstream, scope, body)
         try:
             opened = await open_answer(self._upstream, request)
         except UpstreamError:  # the client's own answer still says something

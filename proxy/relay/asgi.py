@@ -6,7 +6,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from proxy.errors import RequestRefused, UpstreamError
+from proxy.errors import Overloaded, RequestRefused, UpstreamError
 from proxy.relay.exchange import send_error
 from proxy.relay.headers import refuse_loop, value
 from proxy.relay.paths import is_compacted, is_own
@@ -56,7 +56,7 @@ class Dispatcher:
             _refuse_upgrade(scope)
             endpoint = self.chat if is_compacted(scope["method"], scope["raw_path"]) else self.blind
             await endpoint(scope, receive, send)
-        except (RequestRefused, UpstreamError) as error:
+        except (RequestRefused, Overloaded, UpstreamError) as error:
             await send_error(send, error)
         except ClientDisconnect:
             return

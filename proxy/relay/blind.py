@@ -38,5 +38,5 @@ class Blind:
         else:
             ended = asyncio.Event()
             request = build_request(self.upstream, scope, stream_body(receive, ended), length)
-        async with while_connected(receive, ended):
+        async with while_connected(scope, receive, ended):
             await relay_back(await open_answer(self.upstream, request), send)

@@ -13,16 +13,18 @@ from proxy.compaction.compactor import REPLAYS, Compactor
 from proxy.compaction.fitting import Ask, Fit, Mode, Report, Status
 from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, ModelSettings, for_model
+from proxy.dialects.chat import models_named
 from proxy.dialects.chat_reader import KEY_BYTES, Reader
 from proxy.dialects.overflow import detect
 from proxy.dialects.usage import UsageTap
 from proxy.errors import Unreadable, UpstreamError
+from proxy.relay.admission import Admission
 from proxy.relay.aftermath import Aftermath, Answered
-from proxy.relay.control import Control, control, report_headers
+from proxy.relay.control import ASKING, UNREAD, Control, control, report_headers
 from proxy.relay.exchange import Answer, Upstream, build_request, open_answer, relay_back, send_error
 from proxy.relay.gate import Gate
-from proxy.relay.headers import Headers, value
-from proxy.relay.identity import conversation, tenant
+from proxy.relay.headers import Headers, first_values, value
+from proxy.relay.identity import Identities, Who
 from proxy.relay.inbound import read_body, while_connected
 from proxy.relay.paths import deployment
 from proxy.relay.summary_routes import summary_routes
@@ -31,34 +33,55 @@ from proxy.relay.summary_routes import summary_routes
 PEEK_BYTES = 65_536
 
 
-@dataclass(frozen=True, slots=True)
-class Who:
-    """Whose request it is.
-
-    Attributes:
-        tenant: Digest of the credential.
-        conversation: Id of the conversation, if a header named one.
-    """
-
-    tenant: str
-    conversation: str | None
+USUAL = Control()
 
 
 @dataclass(slots=True)
 class _Passage:
-    """One request on its way."""
+    """One request on its way.
+
+    Attributes:
+        who: Whose it is.
+        raw: The client's body, until nobody needs it any more.
+        scope: The request (ASGI).
+        control: What the client asked of us.
+        size: Bytes of the body.
+        fit: What is forwarded; None where that is the body as it came, unread.
+        ask: The request as it was read.
+        model: The model asked for, as far as it matters.
+        overhead_s: Seconds spent on making it fit.
+    """
 
     who: Who
     raw: bytes
     scope: Scope
     control: Control
-    fit: Fit
+    size: int
+    fit: Fit | None = None
     ask: Ask | None = None
+    model: str = ""
     overhead_s: float = 0.0
+
+    @property
+    def conversation(self) -> str | None:
+        """The conversation, as far as it is known."""
+        return (self.fit.report.conversation if self.fit else None) or self.who.conversation
 
     def headers(self) -> Headers:
         """Our response headers; a request that passed the gate carries its status only."""
+        if self.fit is None:
+            return UNREAD
         return report_headers(self.fit.report, self.overhead_s if self.ask else None)
+
+    def whole(self) -> Fit:
+        """What is forwarded, as a fit in any case."""
+        return self.fit or Fit(self.raw, 0, Report(Status.NONE))
+
+    def release(self) -> None:
+        """Let go of a body that was forwarded and that nothing is learned from, while its answer streams."""
+        if self.ask is None:
+            self.raw = b""
+            self.fit = self.fit and replace(self.fit, raw=b"")
 
 
 class Chat:
@@ -93,29 +116,36 @@ class Chat:
         self._gate = gate
         self._secret = secret
         self._reader = Reader(token_bytes(KEY_BYTES))
+        session = config.session
+        self._identities = Identities(origin, session.tenant, session.headers)
+        self._admission = Admission(config.server.max_in_flight)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
 
         Raises:
             RequestRefused: The body is too large, or a header of ours makes no sense.
+            Overloaded: There are too many requests.
             ClientDisconnect: The client left; the upstream has been hung up on.
         """
-        wishes = control(scope["headers"])
-        raw = await read_body(scope, receive, self._config.server.max_body_bytes)
-        passage = _Passage(self._who(scope), raw, scope, wishes, Fit(raw, 0, Report(Status.NONE)))
-        async with while_connected(receive):
-            tap = await self._relay(passage, send)
-        if tap is not None:
-            named = passage.fit.report.conversation or passage.who.conversation
-            await self._aftermath(
-                Answered(
-                    passage.who.tenant, named, passage.raw, scope, passage.ask, passage.fit, tap.result()
-                )
-            )
+        first = first_values(scope["headers"])
+        wishes = USUAL if ASKING.isdisjoint(first) else control(scope["headers"])
+        if not self._admission.entered():
+            await self._admission.wait()
+        try:
+            who = self._identities.of(scope["headers"], first, self._secret())
+            raw = await read_body(scope, receive, self._config.server.max_body_bytes)
+            passage = _Passage(who, raw, scope, wishes, len(raw))
+            del raw  # so that it can be let go of
+            async with while_connected(scope, receive):
+                tap = await self._relay(passage, send)
+        finally:
+            self._admission.leave()
+        if tap is not None and (passage.ask is not None or passage.conversation is not None):
+            await self._after(passage, tap)
 
     async def _relay(self, passage: _Passage, send: Send) -> UsageTap | None:
-        """Fit, forward, stream back; the tap that watched, or None if the answer was cut."""
+        """Fit, forward, stream back; the tap that watched, or None if nothing is to be learned."""
         started = time.perf_counter()
         await self._fit(passage)
         passage.overhead_s += time.perf_counter() - started
@@ -124,33 +154,49 @@ class Chat:
         except UpstreamError as error:
             await send_error(send, error, passage.headers())
             return None
+        passage.release()
         tap = UsageTap(answer.field(b"content-type"), answer.field(b"content-encoding"))
-        extra = passage.headers()
-        whole = await relay_back(answer, send, extra=extra, tap=tap.feed)
+        whole = await relay_back(answer, send, extra=passage.headers(), tap=tap.feed)
         return tap if whole else None
 
-    def _who(self, scope: Scope) -> Who:
-        session = self._config.session
-        whose = tenant(scope["headers"], self._secret(), self._origin, session.tenant)
-        named = conversation(scope["headers"], session.headers, self._secret(), whose)
-        return Who(whose, named)
+    async def _after(self, passage: _Passage, tap: UsageTap) -> None:
+        """What is done once the client has its answer."""
+        model = passage.ask.model if passage.ask else passage.model
+        await self._aftermath(
+            Answered(
+                passage.who.tenant,
+                passage.conversation,
+                model,
+                passage.size,
+                tap.result(),
+                passage.scope,
+                passage.ask,
+                passage.fit,
+            )
+        )
+        if passage.ask is not None:
+            self._gate.reconsider()
 
     async def _fit(self, passage: _Passage) -> None:
         """Decide what to forward."""
         path_model = deployment(passage.scope["raw_path"])
+        who = passage.who
         if not passage.control.in_force and self._gate.passes(
-            passage.raw, path_model, passage.who.tenant, passage.who.conversation
+            passage.raw, path_model, who.tenant, who.conversation
         ):
+            if who.conversation is not None:
+                passage.model = min(models_named(passage.raw), default="")
             return
         try:
             passage.ask = self._ask(passage)
         except Unreadable as error:
-            report = Report(Status.NONE, passage.who.conversation, reason=error.reason)
-            passage.fit = replace(passage.fit, report=report)
+            report = Report(Status.NONE, who.conversation, reason=error.reason)
+            passage.fit = Fit(passage.raw, 0, report)
+            passage.model = min(models_named(passage.raw), default="")
             return
         passage.fit = await self._compactor.fit(passage.ask)
         if passage.fit.report.round is not None:
-            self._gate.remember(passage.who.conversation)
+            self._gate.remember(who.conversation)
 
     def _ask(self, passage: _Passage) -> Ask:
         """The request as the compactor takes it.
@@ -161,6 +207,7 @@ class Chat:
         if value(passage.scope["headers"], b"content-encoding") not in {None, b"identity"}:
             raise Unreadable("encoded")
         body = self._reader.read(passage.raw, passage.who.tenant, passage.who.conversation)
+        passage.control = control(passage.scope["headers"])  # with what only matters here
         model = deployment(passage.scope["raw_path"]) or body.model
         settings = for_model(self._config, model)
         policy = policy_for(settings, passage.control.strategy)
@@ -191,12 +238,12 @@ class Chat:
 
     async def _answer(self, passage: _Passage) -> Answer:
         """The upstream's answer; where it refuses the request as too long, that of a shorter one."""
-        answer = await self._open(passage.scope, passage.fit.raw)
+        answer = await self._open(passage.scope, passage.fit.raw if passage.fit else passage.raw)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(answer.aclose)
             shorter = None
             if await _may_be_refusal(answer, gated=passage.ask is None):
-                shorter = await self._recovered(passage, answer, passage.fit)
+                shorter = await self._recovered(passage, answer, passage.whole())
             if shorter is None:
                 stack.pop_all()  # the refusal is what the client gets
         return shorter or answer
@@ -217,6 +264,7 @@ class Chat:
         try:
             ask = passage.ask or self._ask(passage)
             shorter = await self._compactor.refit(ask, fit, overflow, refusals)
+            self._gate.reconsider()
             passage.overhead_s += time.perf_counter() - started
             answer = await self._open(passage.scope, shorter.raw) if shorter else None
         except (Unreadable, UpstreamError):

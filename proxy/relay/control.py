@@ -4,16 +4,20 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.compaction.fitting import Mode, Report
+from proxy.compaction.fitting import Mode, Report, Status
 from proxy.core.policy import STRATEGIES
 from proxy.errors import RequestRefused
 from proxy.relay.headers import Headers, value
-from proxy.relay.pins import pins
+from proxy.relay.pins import PIN_HEADER, pins
 
 _REQUESTED = {mode.value: mode for mode in (Mode.FORCE, Mode.BYPASS, Mode.SHADOW)}
 _TRIGGER = re.compile(r"0{0,9}[1-9][0-9]{0,8}")
 # The SDKs say how long they wait for an answer, in seconds.
 _PATIENCE_HEADERS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
+# Fields by which a request asks for anything but the usual.
+ASKING = frozenset({b"x-compaction", b"x-compaction-strategy", b"x-compaction-trigger-tokens", PIN_HEADER})
+# What a request is told that went on unread.
+UNREAD: Headers = [(b"x-compaction-status", Status.NONE.value.encode())]
 
 
 @dataclass(frozen=True, slots=True)

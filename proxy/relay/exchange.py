@@ -3,6 +3,7 @@
 The engine is called directly, without an `httpx.AsyncClient` on the hot path.
 """
 
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,11 +11,11 @@ import httpx
 import structlog
 from starlette.types import Scope, Send
 
-from proxy.errors import RequestRefused, UpstreamError, openai_error
+from proxy.errors import Overloaded, RequestRefused, UpstreamError, openai_error
 from proxy.guard import contained
 from proxy.logs import TAP_FAILED
 from proxy.ports import HttpEngine, HttpRequest, HttpResponse
-from proxy.relay.headers import Headers, to_client, to_upstream, value
+from proxy.relay.headers import Headers, content_length, to_client, to_upstream, value
 from proxy.relay.paths import join
 
 _log = structlog.get_logger()
@@ -76,7 +77,7 @@ class Answer:
 
     def __init__(self, response: HttpResponse) -> None:
         self.response = response
-        self._seen: list[bytes] = []
+        self._seen: deque[bytes] = deque()
         self._cut: httpx.TransportError | None = None
 
     async def peek(self, limit: int) -> bytes:
@@ -93,14 +94,21 @@ class Answer:
             self._cut = error
         return b"".join(self._seen)
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The whole body, as it came; raises `httpx.TransportError` where the upstream was cut."""
-        for chunk in self._seen:
-            yield chunk
+    async def read(self) -> bytes:
+        """The next chunk of the body, as it came; empty at the end.
+
+        Raises:
+            httpx.TransportError: The upstream was cut.
+        """
+        if self._seen:
+            return self._seen.popleft()
         if self._cut is not None:
             raise self._cut
-        while chunk := await self.response.read():
-            yield chunk
+        return await self.response.read()
+
+    async def ended(self) -> bool:
+        """Whether nothing follows, not even a cut."""
+        return not await self.peek(1) and self._cut is None
 
     def field(self, name: bytes) -> str:
         """The first value of a header field, empty if there is none; `name` in lower case."""
@@ -155,24 +163,46 @@ async def relay_back(
         tap: Sees each chunk after it was sent; its failure is logged and does no harm.
     """
     response = answer.response
-    headers = to_client(response.status, response.headers) + list(extra)
+    headers = to_client(response.status, response.headers)
+    length = content_length(headers)
+    headers += extra
     try:
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
-        async for chunk in answer.chunks():
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            if tap is not None:
-                with contained(_tap_failed):
-                    tap(chunk)
+        last = await _relay_chunks(answer, send, tap, length)
     except httpx.TransportError:
         return False
     finally:
         await answer.aclose()
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    await send({"type": "http.response.body", "body": last, "more_body": False})
+    if last and tap is not None:
+        _tap(tap, last)
     return True
 
 
+async def _relay_chunks(
+    answer: Answer, send: Send, tap: Callable[[bytes], None] | None, length: int | None
+) -> bytes:
+    """Relay a body but for what may go with its end: the last chunk, where the length tells that one."""
+    while chunk := await answer.read():
+        if length is not None:
+            length -= len(chunk)
+            if length == 0 and await answer.ended():
+                return chunk
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        if tap is not None:
+            _tap(tap, chunk)
+    return b""
+
+
+def _tap(tap: Callable[[bytes], None], chunk: bytes) -> None:
+    with contained(_tap_failed):
+        tap(chunk)
+
+
 async def send_error(
-    send: Send, error: RequestRefused | UpstreamError, extra: Sequence[tuple[bytes, bytes]] = ()
+    send: Send,
+    error: RequestRefused | Overloaded | UpstreamError,
+    extra: Sequence[tuple[bytes, bytes]] = (),
 ) -> None:
     """Answer the client with an error of ours, in OpenAI's shape."""
     body = openai_error(error)
@@ -181,5 +211,7 @@ async def send_error(
         (b"content-length", b"%d" % len(body)),
         *extra,
     ]
+    if isinstance(error, Overloaded):
+        headers.append((b"retry-after", b"%d" % error.retry_after_s))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})

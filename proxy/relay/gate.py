@@ -1,10 +1,15 @@
 """The gate: requests that cannot be large enough to compact are not even parsed."""
 
+import math
+import time
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, for_model
 from proxy.core.budget import budget
+from proxy.core.calibration import Calibration
 from proxy.core.trigger import mark, marks
 from proxy.dialects.chat import has_media, models_named, outputs_named
 from proxy.learning import Learning
@@ -16,6 +21,35 @@ MAX_REMEMBERED = 10_000
 RESULT = b'"tool_call_id"'
 # A body that names more models than this is read instead.
 MAX_MODELS = 8
+# What was worked out for a model is used for this long, in seconds, and for so many tenants and models.
+SURE_S = 1.0
+MAX_SURE = 4_096
+# More output than any request can be given, in tokens.
+ANY_OUTPUT = 10**18
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What a body must stay under.
+
+    Attributes:
+        calibration: How the upstream counts.
+        least: The fewest tokens at which anything happens.
+        limit: The most tokens that can be forwarded.
+    """
+
+    calibration: Calibration
+    least: int
+    limit: int
+
+    def holds(self, size: int) -> bool:
+        """Whether a body of so many bytes is certainly under both."""
+        return self.calibration.size(size) < self.least and self.calibration.bound(size) <= self.limit
+
+    def sure(self) -> float:
+        """Bytes that it holds; at most one less than there would be."""
+        factor = self.calibration.ratio * math.exp(self.calibration.margin)
+        return min(self.least - 1, self.limit) / factor - 1
 
 
 class Gate:
@@ -28,14 +62,25 @@ class Gate:
         learning: Windows and ratios learned from the upstream.
         wishing: Knows which conversations are to be compacted, however small.
         origin: Of the upstream.
+        clock: Monotonic seconds.
     """
 
-    def __init__(self, config: Config, learning: Learning, wishing: Wishing, origin: str) -> None:
+    def __init__(
+        self,
+        config: Config,
+        learning: Learning,
+        wishing: Wishing,
+        origin: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._config = config
         self._learning = learning
         self._wishing = wishing
         self._origin = origin
+        self._clock = clock
         self._compacted: OrderedDict[str, None] = OrderedDict()
+        self._sure: dict[tuple[str, str], tuple[float, float]] = {}  # bytes, and until when they hold
 
     def remember(self, conversation: str | None) -> None:
         """Let a compacted conversation pass no more: what replaced its messages is always applied."""
@@ -49,28 +94,50 @@ class Gate:
         """Whether a body is certainly under every mark; `deployment` is the model that its path names."""
         if conversation is not None and self._awaited(tenant, conversation):
             return False
-        models = models_named(raw) | ({deployment} if deployment else set())
+        models = models_named(raw)
+        if deployment:
+            models.add(deployment)
         if not 0 < len(models) <= MAX_MODELS or has_media(raw):
             return False
+        size = len(raw)
+        if size <= min([self._sure_size(tenant, model) for model in models]):
+            return True
         output = max(outputs_named(raw), default=None)
         results = RESULT in raw
-        return all(self._under(len(raw), tenant, model, output, results=results) for model in models)
+        rooms = [self._room(tenant, model, output, results=results) for model in models]
+        return all(room is None or room.holds(size) for room in rooms)
+
+    def reconsider(self) -> None:
+        """Something was learned of a model: believe nothing that was worked out before."""
+        self._sure.clear()
 
     def _awaited(self, tenant: str, conversation: str) -> bool:
         """Whether something is to be done about a conversation whatever its size."""
         return conversation in self._compacted or self._wishing.marked(tenant, conversation)
 
-    def _under(self, size: int, tenant: str, model: str, output: int | None, *, results: bool) -> bool:
+    def _sure_size(self, tenant: str, model: str) -> float:
+        """Bytes up to which a body passes, whatever output it asks for and whatever results it holds."""
+        size, until = self._sure.get((tenant, model), (0.0, 0.0))
+        now = self._clock()
+        if until < now:
+            room = self._room(tenant, model, ANY_OUTPUT, results=True)
+            size = math.inf if room is None else room.sure()
+            if len(self._sure) >= MAX_SURE:
+                self._sure.clear()
+            self._sure[tenant, model] = size, now + SURE_S
+        return size
+
+    def _room(self, tenant: str, model: str, output: int | None, *, results: bool) -> _Room | None:
+        """What a body for a model must stay under; None where nothing ever happens to one."""
         settings = for_model(self._config, model)
         policy = policy_for(settings)
         window = self._learning.window_for(tenant, self._origin, model, settings.window)
         spent = budget(window, policy.reserves, output)
         least = mark(policy.trigger, spent)
         if least is None:
-            return True
+            return None
         at = marks(policy.trigger, spent, policy.soft_share, policy.hard_percent)
         least = min(least, at.soft or least)
         if results and policy.layout:  # a single result may be huge
             least = min(least, int(spent.usable * policy.layout.huge_share))
-        calibration = self._learning.calibration(tenant, self._origin, model)
-        return calibration.size(size) < least and calibration.bound(size) <= spent.limit
+        return _Room(self._learning.calibration(tenant, self._origin, model), least, spent.limit)

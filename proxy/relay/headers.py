@@ -3,13 +3,12 @@
 Names from the server are in lower case, as ASGI has them; names from an upstream may be in any case.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 
 from proxy.errors import RequestRefused
 
 # Control characters but the tab, which no field may hold (RFC 9110 §5.5).
-_UNSENDABLE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_UNSENDABLE = bytes(code for code in range(128) if (code < 32 and code != 9) or code == 127)
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -31,12 +30,24 @@ HOP_BY_HOP = frozenset(
     }
 )
 _NOT_SENT_ON = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+_NOT_SENT_ON_WITH_KEY = _NOT_SENT_ON | CREDENTIALS
 _NOT_SENT_BACK = HOP_BY_HOP | {b"server", b"date"}
+# What `connection` says of nearly every request, and what names no field.
+_NAMES_NOTHING = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close", b"upgrade", b""})
 
 
 def value(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
     """The first value of a field, or None. `name` is in lower case."""
-    return next((held for key, held in headers if key.lower() == name), None)
+    for key, held in headers:
+        if key == name or (len(key) == len(name) and key.lower() == name):
+            return held
+    return None
+
+
+def first_values(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """The first value of every field, for whoever asks for several; names are in lower case already."""
+    first = dict(headers)
+    return first if len(first) == len(headers) else dict(reversed(headers))
 
 
 def content_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
@@ -45,14 +56,15 @@ def content_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
     return int(declared) if declared is not None and declared.isdigit() else None
 
 
-def _named_in_connection(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+def _named_in_connection(values: Iterable[bytes]) -> frozenset[bytes]:
     """Fields that the sender declared to be about this connection only (RFC 9110 §7.6.1)."""
-    return frozenset(
-        token.strip().lower()
-        for key, held in headers
-        if key.lower() == b"connection"
-        for token in held.split(b",")
-    )
+    return frozenset(token.strip().lower() for held in values for token in held.split(b","))
+
+
+def _sendable(values: Iterable[bytes]) -> bool:
+    """Whether no value holds what no field may hold: one look at all of them together."""
+    joined = b"".join(values)
+    return len(joined.translate(None, _UNSENDABLE)) == len(joined)
 
 
 def to_upstream(headers: Sequence[tuple[bytes, bytes]], *, api_key: str, hop: str) -> Headers:
@@ -66,14 +78,13 @@ def to_upstream(headers: Sequence[tuple[bytes, bytes]], *, api_key: str, hop: st
         api_key: The proxy's own key for the upstream, which replaces the client's; empty to keep theirs.
         hop: The mark of this installation, 16 hex digits.
     """
-    dropped = _NOT_SENT_ON | _named_in_connection(headers)
-    if api_key:
-        dropped |= CREDENTIALS
-    kept = [
-        (key, held)
-        for key, held in headers
-        if key not in dropped and (key == HOP_HEADER or not key.startswith(OWN_PREFIX))
-    ]
+    dropped = _NOT_SENT_ON_WITH_KEY if api_key else _NOT_SENT_ON
+    about = [field[1] for field in headers if field[0] == b"connection"]
+    if not _NAMES_NOTHING.issuperset(about):
+        dropped |= _named_in_connection(about)
+    kept = [field for field in headers if field[0] not in dropped]
+    if OWN_PREFIX in b"\n".join([field[0] for field in kept]):  # seldom: one search tells
+        kept = [(name, held) for name, held in kept if name == HOP_HEADER or not name.startswith(OWN_PREFIX)]
     if api_key:
         kept.append(credential(headers, api_key))
     kept.append((HOP_HEADER, hop.encode()))
@@ -97,20 +108,23 @@ def to_client(status: int, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
     The server in front of us writes its own server and date. Content-length stays, because the bytes do,
     except on a 304, where it speaks of a body that is not sent and the server would wait for it.
     """
-    dropped = _NOT_SENT_BACK | _named_in_connection(headers)
+    names = [field[0].lower() for field in headers]
+    dropped = _NOT_SENT_BACK
+    about = [field[1] for field, name in zip(headers, names, strict=True) if name == b"connection"]
+    if not _NAMES_NOTHING.issuperset(about):
+        dropped |= _named_in_connection(about)
     if status == 304:
         dropped |= {b"content-length"}
-    return [
-        (key, held)
-        for key, held in headers
-        if key.lower() not in dropped and _UNSENDABLE.search(held) is None  # the server would refuse it all
-    ]
+    kept = [field for field, name in zip(headers, names, strict=True) if name not in dropped]
+    if not _sendable([field[1] for field in kept]):  # the server would refuse all of them
+        kept = [field for field in kept if _sendable([field[1]])]
+    return kept
 
 
 def refuse_loop(headers: Iterable[tuple[bytes, bytes]], hop: str) -> None:
     """Raise `RequestRefused` (508) if the request has been through this installation before."""
     mark = hop.encode()
-    if any(key == HOP_HEADER and held == mark for key, held in headers):
+    if any([field[0] == HOP_HEADER and field[1] == mark for field in headers]):  # noqa: C419 - a third faster
         raise RequestRefused(
             508, "This request came back to the proxy: its upstream leads to itself.", "loop_detected"
         )

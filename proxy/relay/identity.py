@@ -6,7 +6,9 @@ are DESIGN.md §5.2; a change here orphans everything stored.
 """
 
 import hmac
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -18,6 +20,9 @@ _MAX_ID_CHARACTERS: Final = 256
 _DIGEST_CHARACTERS: Final = 24
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _VERSION: Final = b"\x01"
+# Clients whose digests are remembered, and the most bytes of header fields that are kept for one.
+_REMEMBERED: Final = 4_096
+_MAX_REMEMBERED_BYTES: Final = 1_024
 
 
 def _keyed(secret: bytes, *fields: bytes) -> str:
@@ -104,6 +109,58 @@ def conversation(
         return None
     lane = found.get(_LANES.get(name, ""))
     return named(secret, tenant, name, found[name], *filter(None, [lane]))
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """Whose request it is.
+
+    Attributes:
+        tenant: Digest of the credential.
+        conversation: Id of the conversation, if a header named one.
+    """
+
+    tenant: str
+    conversation: str | None
+
+
+class Identities:
+    """Tells whose requests are, looking only at the fields that matter; clients that return are remembered.
+
+    Args:
+        origin: The upstream's.
+        mode: `session.tenant`.
+        names: `session.headers`.
+    """
+
+    def __init__(self, origin: str, mode: str, names: Sequence[str]) -> None:
+        self._origin = origin
+        self._mode = mode
+        self._names = tuple(names)
+        kind, _, name = mode.partition(":")
+        showing = CREDENTIALS if kind == "credential" else frozenset({name.lower().encode()})
+        self._telling = showing.union(name.lower().encode() for name in (*names, *_LANES.values()))
+        self._remembered = lru_cache(maxsize=_REMEMBERED)(self._who)
+
+    def of(self, headers: Sequence[tuple[bytes, bytes]], first: Mapping[bytes, bytes], secret: bytes) -> Who:
+        """Whose request this is.
+
+        Args:
+            headers: The request's, as sent, names in lower case.
+            first: The first value of each (`headers.first_values`).
+            secret: `server.secret`.
+        """
+        telling = self._telling.intersection(first)
+        if len(first) == len(headers):
+            fields = tuple([(name, first[name]) for name in telling])
+        else:  # some field came twice
+            fields = tuple([(name, held) for name, held in headers if name in telling])
+        short = sum([len(field[1]) for field in fields]) <= _MAX_REMEMBERED_BYTES
+        return self._remembered(secret, fields) if short else self._who(secret, fields)
+
+    def _who(self, secret: bytes, fields: tuple[tuple[bytes, bytes], ...]) -> Who:
+        whose = tenant(fields, secret, self._origin, self._mode)
+        return Who(whose, conversation(fields, self._names, secret, whose))
 
 
 def minted(secret: bytes, tenant: str, prefix_digest: bytes) -> str:

@@ -4,14 +4,22 @@ A client that left shows as starlette's `ClientDisconnect`, wherever it is notic
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from proxy.errors import RequestRefused
 from proxy.relay.headers import content_length
+
+# Where our server says, in a scope's extensions, how to be told that the client has left: a function that
+# takes what is to be called then, or None to be told no more.
+DEPARTURE = "compaction_proxy.departure"
+NOTICE = "notice"
+Notice = Callable[[Callable[[], None] | None], None]
 
 
 def _too_large(limit: int) -> RequestRefused:
@@ -50,14 +58,20 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """
     if (content_length(scope["headers"]) or 0) > limit:
         raise _too_large(limit)
+    message = await receive()  # mostly all of it
     chunks: list[bytes] = []
     size = 0
-    async for chunk in stream_body(receive, asyncio.Event()):
+    while True:
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk: bytes = message.get("body", b"")
         size += len(chunk)
         if size > limit:
             raise _too_large(limit)
+        if not message.get("more_body", False):
+            return b"".join([*chunks, chunk]) if chunks else chunk
         chunks.append(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        message = await receive()
 
 
 async def _watch(receive: Receive, after: asyncio.Event | None, presence: asyncio.Timeout) -> None:
@@ -69,19 +83,8 @@ async def _watch(receive: Receive, after: asyncio.Event | None, presence: asynci
 
 
 @asynccontextmanager
-async def while_connected(receive: Receive, after: asyncio.Event | None = None) -> AsyncIterator[None]:
-    """Run the block only as long as the client is there; it is cancelled at whatever it awaits.
-
-    A server also reports a disconnect once the response is complete, so leave the block right then: work
-    that outlives the response does not belong here. Costs one task.
-
-    Args:
-        receive: The request's ASGI channel, which nobody else may read meanwhile.
-        after: Start looking only when this is set: the block still reads the body (`stream_body`).
-
-    Raises:
-        ClientDisconnect: The client left and the block was cancelled.
-    """
+async def _watching(receive: Receive, after: asyncio.Event | None) -> AsyncIterator[None]:
+    """`while_connected` under a server that tells of a departure only those who receive. Costs one task."""
     presence = asyncio.timeout(None)
     try:
         async with presence:
@@ -94,3 +97,56 @@ async def while_connected(receive: Receive, after: asyncio.Event | None = None) 
         if presence.expired():
             raise ClientDisconnect from None
         raise
+
+
+class _Noticed:
+    """`while_connected` under a server that calls when the client leaves."""
+
+    __slots__ = ("_before", "_gone", "_notice", "_task")
+
+    def __init__(self, notice: Notice) -> None:
+        self._notice = notice
+        self._task: asyncio.Task[Any] | None = None
+        self._before = 0
+        self._gone = False
+
+    async def __aenter__(self) -> None:
+        task = self._task = asyncio.current_task()
+        if task is not None:  # never in a coroutine
+            self._before = task.cancelling()
+        self._notice(self._leave)
+
+    def _leave(self) -> None:
+        if self._task is not None and not self._gone:
+            self._gone = True
+            self._task.cancel()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        self._notice(None)
+        # Whoever cancelled besides goes first, as with asyncio.timeout.
+        left = self._gone and task is not None and task.uncancel() <= self._before
+        if left and kind is asyncio.CancelledError:
+            raise ClientDisconnect from None
+
+
+def while_connected(
+    scope: Scope, receive: Receive, after: asyncio.Event | None = None
+) -> AbstractAsyncContextManager[None]:
+    """Run a block only as long as the client is there; it is cancelled at whatever it awaits.
+
+    A server also reports a disconnect once the response is complete, so leave the block right then: work
+    that outlives the response does not belong here.
+
+    Args:
+        scope: The request (ASGI); under our own server it says how to be told.
+        receive: The request's ASGI channel, which nobody else may read meanwhile.
+        after: Start looking only when this is set: the block still reads the body (`stream_body`).
+
+    Raises:
+        ClientDisconnect: The client left and the block was cancelled.
+    """
+    told = scope.get("extensions", {}).get(DEPARTURE)
+    return _watching(receive, after) if told is None else _Noticed(told[NOTICE])

@@ -4,11 +4,13 @@
 in the middle of something else.
 """
 
+from proxy.serving.deadlines import Deadlines
 from proxy.serving.graceful import Ending, Foreground, Patience
 from proxy.serving.running import PORT_IS_SPREAD, base_url, listen, run, served, server
 
 __all__ = [
     "PORT_IS_SPREAD",
+    "Deadlines",
     "Ending",
     "Foreground",
     "Patience",

@@ -1,11 +1,16 @@
-"""uvicorn's HTTP/1.1 connection, deaf to the offer of HTTP/2.
+"""uvicorn's HTTP/1.1 connection, which says when its client leaves, and is deaf to the offer of HTTP/2.
 
 Some clients (Java's among them) offer an upgrade to h2c with every request to a plain address. A server may
 ignore that, but the parser under uvicorn stops at it and loses the body. So the offer is taken out before the
 parser sees it.
+
+An application learns of a client that left only while it waits for more from it, which takes a task for each
+request. Here it may leave a function instead, in the scope's extensions.
 """
 
+import asyncio
 import re
+from collections.abc import Callable
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -36,13 +41,62 @@ def without_offer(data: bytes) -> bytes:
     return head[:-2] + data[end:]
 
 
+# Where in a scope's extensions an application finds how to be told that the client has left: a function that
+# takes what is to be called then, or None to be told no more.
+DEPARTURE = "compaction_proxy.departure"
+NOTICE = "notice"
+
+
 class Connection(HttpToolsProtocol):
-    """A connection on which requests that offer h2c are read like any other."""
+    """A connection on which requests that offer h2c are read like any other.
+
+    Attributes:
+        begun: When it was opened, or the head of its newest request began to come, on the loop's clock.
+        heard: When anything came from the client, on the loop's clock.
+    """
+
+    begun = 0.0
+    heard = 0.0
+    _lost = False
+    _departure: Callable[[], None] | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has come."""
+        super().connection_made(transport)
+        self.begun = self.heard = self.loop.time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has left, or was cut off."""
+        super().connection_lost(exc)
+        self._lost = True
+        if self._departure is not None:
+            self._departure()
 
     def data_received(self, data: bytes) -> None:
         """Read what has arrived."""
+        self.heard = self.loop.time()
         cycle: RequestResponseCycle | None = self.cycle
         waiting = cycle is None or cycle.response_complete
         if waiting and data.find(b"h2c", 0, LOOKED_AT_BYTES) >= 0:
             data = without_offer(data)
         super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """The head of a request begins."""
+        super().on_message_begin()
+        if self.cycle is not None:
+            self.begun = self.heard
+        self.scope["extensions"] = {DEPARTURE: {NOTICE: self.tell_departure}}
+
+    def tell_departure(self, departure: Callable[[], None] | None) -> None:
+        """Call `departure` when the client leaves, soon if it already has; None: nobody any more.
+
+        Requests of a connection are served one after the other, so there is one who wants to know.
+        """
+        self._departure = departure
+        if departure is None:
+            return
+        if self._lost:
+            self.loop.call_soon(departure)
+        elif not self.pipeline:
+            self.flow.resume_reading()  # who does not read does not notice

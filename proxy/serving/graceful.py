@@ -11,6 +11,8 @@ from types import FrameType
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from proxy.serving.deadlines import SWEEP_S, Deadlines, sweep
+
 TICK_S = 0.1
 # Told to end, a request whose head or body is still on its way gets this long, in seconds.
 ARRIVAL_S = 0.5
@@ -75,12 +77,20 @@ class Foreground(uvicorn.Server):
         patience: How long it waits.
         told: Called when it begins to end, with the number of requests under way.
         insistent: Whether a second signal means that it must end at once.
+        deadlines: How long clients may take to send a request.
     """
 
     def __init__(
-        self, config: uvicorn.Config, patience: Patience, told: Callable[[int], None], *, insistent: bool
+        self,
+        config: uvicorn.Config,
+        patience: Patience,
+        told: Callable[[int], None],
+        *,
+        insistent: bool,
+        deadlines: Deadlines,
     ) -> None:
         super().__init__(config)
+        self._deadlines = deadlines
         self._patience = patience
         self._told = told
         self._insistent = insistent
@@ -102,6 +112,13 @@ class Foreground(uvicorn.Server):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.handle_exit)
         yield
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look over the connections now and then. Whether to end."""
+        if counter % round(SWEEP_S / TICK_S) == 0:
+            now = asyncio.get_running_loop().time()
+            sweep(self.server_state.connections, self._deadlines, now)
+        return await super().on_tick(counter)
 
     async def main_loop(self) -> None:
         """Serve until told to end, and then as long as requests are still accepted."""

@@ -12,6 +12,7 @@ import uvicorn
 
 from proxy.errors import ConfigError, ProxyError
 from proxy.serving.connection import Connection
+from proxy.serving.deadlines import Deadlines, sweep
 from proxy.serving.graceful import Foreground, Patience
 
 BACKLOG = 2_048
@@ -20,11 +21,22 @@ KEEP_ALIVE_S = 75
 # Whether the kernel spreads connections over sockets that share a port. Others give all to one of them.
 PORT_IS_SPREAD = sys.platform == "linux"
 
+DEADLINES = Deadlines()
+
 Application = Callable[..., Any]
 
 
 class _Embedded(uvicorn.Server):
-    """A server that leaves the process's signals alone."""
+    """A server that leaves the process's signals alone, and looks over its connections ten times a second."""
+
+    def __init__(self, config: uvicorn.Config, deadlines: Deadlines) -> None:
+        super().__init__(config)
+        self._deadlines = deadlines
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look over the connections. Whether to end."""
+        sweep(self.server_state.connections, self._deadlines, asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -52,7 +64,12 @@ def _settings(app: Application, grace_s: int | None = None) -> uvicorn.Config:
 
 
 def server(
-    app: Application, patience: Patience, told: Callable[[int], None], *, insistent: bool = True
+    app: Application,
+    patience: Patience,
+    told: Callable[[int], None],
+    *,
+    insistent: bool = True,
+    deadlines: Deadlines = DEADLINES,
 ) -> Foreground:
     """A server for the foreground, which ends on SIGINT and SIGTERM.
 
@@ -61,8 +78,9 @@ def server(
         patience: How long it waits for requests when it ends.
         told: Called when it begins to end, with the number of requests under way.
         insistent: Whether a second signal ends it at once.
+        deadlines: How long clients may take to send a request.
     """
-    return Foreground(_settings(app), patience, told, insistent=insistent)
+    return Foreground(_settings(app), patience, told, insistent=insistent, deadlines=deadlines)
 
 
 def _shared(family: int, address: tuple[str, int] | tuple[int, bytes]) -> socket.socket:
@@ -147,7 +165,9 @@ async def run(running: uvicorn.Server, bound: socket.socket, started: Callable[[
 
 
 @contextlib.asynccontextmanager
-async def served(app: Application, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+async def served(
+    app: Application, host: str = "127.0.0.1", port: int = 0, *, deadlines: Deadlines = DEADLINES
+) -> AsyncIterator[str]:
     """Serve an application while the block runs; yields its base URL once it accepts requests.
 
     Raises:
@@ -155,7 +175,7 @@ async def served(app: Application, host: str = "127.0.0.1", port: int = 0) -> As
         ProxyError: The application's lifespan failed to start.
     """
     bound = listen(host, port)
-    running = _Embedded(_settings(app, grace_s=1))
+    running = _Embedded(_settings(app, grace_s=1), deadlines)
     ready = asyncio.Event()
     serving = asyncio.create_task(run(running, bound, ready.set))
     waiting = asyncio.create_task(ready.wait())

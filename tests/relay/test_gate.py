@@ -1,6 +1,7 @@
 """What passes the gate could not have been compacted, whatever its bytes are."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -38,6 +39,9 @@ class Bytes:
 
     def count(self, text: str, model: str) -> int:
         return len(text.encode("utf-8", "surrogatepass"))
+
+    def count_each(self, texts: Sequence[str], model: str) -> list[int]:
+        return [self.count(text, model) for text in texts]
 
 
 READING = Reading({"tiktoken": Counting(Bytes())})

@@ -59,7 +59,7 @@ async def test_a_client_that_leaves_cancels_the_block_where_it_waits() -> None:
     reached = []
 
     async def block() -> None:
-        async with while_connected(channel([part(b"", more=False), GONE])):
+        async with while_connected(scope(), channel([part(b"", more=False), GONE])):
             try:
                 await asyncio.Event().wait()
             finally:
@@ -72,7 +72,7 @@ async def test_a_client_that_leaves_cancels_the_block_where_it_waits() -> None:
 
 async def test_a_block_that_ends_first_leaves_no_task_behind() -> None:
     before = asyncio.all_tasks()
-    async with while_connected(channel([])):
+    async with while_connected(scope(), channel([])):
         await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == before
@@ -80,13 +80,13 @@ async def test_a_block_that_ends_first_leaves_no_task_behind() -> None:
 
 async def test_a_timeout_within_the_block_is_not_taken_for_a_departure() -> None:
     with pytest.raises(TimeoutError):
-        async with while_connected(channel([])):
+        async with while_connected(scope(), channel([])):
             raise TimeoutError
 
 
 async def test_cancellation_from_outside_stays_a_cancellation() -> None:
     async def block() -> None:
-        async with while_connected(channel([])):
+        async with while_connected(scope(), channel([])):
             await asyncio.Event().wait()
 
     task = asyncio.create_task(block())
@@ -98,6 +98,6 @@ async def test_cancellation_from_outside_stays_a_cancellation() -> None:
 
 async def test_departure_is_looked_for_only_after_the_body_was_read() -> None:
     ended = asyncio.Event()
-    async with while_connected(channel([GONE]), ended):
+    async with while_connected(scope(), channel([GONE]), ended):
         await asyncio.sleep(0.01)
     ended.set()
