@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from zipfile import ZipFile
 
-PATTERNS = ("data/*.xz", "data/NOTICE", "prompts/*.md", "py.typed")
+PATTERNS = ("data/*.xz", "data/*.json", "data/NOTICE", "prompts/*.md", "py.typed")
 PACKAGE = Path(__file__).resolve().parent.parent / "proxy"
 
 

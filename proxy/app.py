@@ -20,6 +20,7 @@ from proxy.adapters.outgoing_proxy import environment_proxies
 from proxy.adapters.store_url import installation_secret, is_shared, open_store, shared_secret
 from proxy.adapters.summary_model import HttpSummaryModel
 from proxy.adapters.tiktoken_counter import TiktokenCounter
+from proxy.adapters.toktok_counter import ToktokCounter
 from proxy.admin.access import Access
 from proxy.admin.app import Readiness, create_admin
 from proxy.admin.conversations import Api
@@ -41,7 +42,7 @@ from proxy.counting import Counting
 from proxy.errors import ConfigError, StoreUnavailable
 from proxy.history import History
 from proxy.learning import Learning
-from proxy.logs import STORE_FAILED, TOKENIZER_FAILED
+from proxy.logs import STORE_FAILED, TOKENIZER_FAILED, TOKENIZER_READY
 from proxy.owners import Owners
 from proxy.ports import HttpEngine, Store
 from proxy.reading import Reading
@@ -133,7 +134,7 @@ class _Parts:
         self.records = Records(self.store, _store_failed)
         self.engine = ENGINES[config.upstream.engine](proxies=environment_proxies())
         self.transport = EngineTransport(self.engine)
-        self.counter = TiktokenCounter(_tokenizer_failed)
+        self.counter = ToktokCounter(TiktokenCounter(_tokenizer_failed), _tokenizer_failed)
         self.countings = {
             "tiktoken": Counting(self.counter),
             "characters": Counting(CharacterCounter()),
@@ -167,6 +168,7 @@ class _Parts:
             await asyncio.gather(
                 self.records.open(), self.secret.agree(), asyncio.to_thread(self.counter.warm)
             )
+            _log.info(TOKENIZER_READY, tokenizer=self.counter.chosen)
             asking = asyncio.create_task(self.secret.keep_asking())
             stack.callback(asking.cancel)
             self.conversations.start()

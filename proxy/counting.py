@@ -1,64 +1,104 @@
 """Counting for a request without stopping the others.
 
-A little text is counted at once. Much of it goes to a small pool of threads, slice by slice and never more
-than one step of a request at a time, so that requests take turns and the event loop goes on (the tokenizer
-releases the interpreter lock).
+A little text is counted at once, as long as that takes no time worth mentioning. Much of it goes to a small
+pool of threads, in turns of bounded length, so that requests take turns and the event loop goes on (a
+tokenizer releases the interpreter lock).
 """
 
 import asyncio
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from time import perf_counter
+from typing import NamedTuple
 
-from proxy.core.message import Span
 from proxy.core.sampling import SLICE_CHARACTERS, sample, slices, spread
 from proxy.ports import TokenCounter
 
-AT_ONCE_BYTES = 32 * 1024  # about 6 ms of counting
+# The worst texts known take a tokenizer 0.6 µs a character (a run of hyphens with toktok, Chinese function
+# words in random order or □□□… with tiktoken; prose and code: 0.004 and 0.05). So what is counted on the loop
+# takes it at most AT_ONCE_S and then 3.7 ms for one last text, 5 ms together.
+AT_ONCE_CHARACTERS = 6 * 1024  # of one text
+AT_ONCE_S = 0.001  # nothing more is begun after this long
+# With more than this in all nothing is begun there: the rest would need a thread anyway.
+LITTLE_CHARACTERS = 64 * 1024
+# How long a request keeps a thread, up to one more step of at most SLICE_CHARACTERS (40 ms at the worst). A
+# shorter turn is cut up more by waiting for the loop than it is worth.
+TURN_S = 0.01
 _KNOWN_MODELS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class _Slice:
+class _Slice(NamedTuple):
     """Where a slice stands: in which piece, and which characters of it."""
 
     piece: int
-    span: Span
-
-    @property
-    def characters(self) -> int:
-        return self.span.stop - self.span.start
+    start: int
+    stop: int
 
 
-def _bytes_at_most(text: str) -> int:
-    """An upper bound of the text's UTF-8 length that costs nothing to find."""
-    return len(text) if text.isascii() else 4 * len(text)
+def _cut(pieces: Sequence[str]) -> Iterator[_Slice]:
+    for index, text in enumerate(pieces):
+        for start, stop in slices(text):
+            yield _Slice(index, start, stop)
 
 
-def _steps(cut: Sequence[_Slice]) -> Iterator[list[int]]:
+def _steps(sizes: Sequence[int]) -> Iterator[list[int]]:
     """The slices to be counted, by index, in steps of at most one full slice's characters."""
     step: list[int] = []
     characters = 0
-    for index in sample([part.characters for part in cut]):
-        if step and characters + cut[index].characters > SLICE_CHARACTERS:
+    for index in sample(sizes):
+        if step and characters + sizes[index] > SLICE_CHARACTERS:
             yield step
             step, characters = [], 0
         step.append(index)
-        characters += cut[index].characters
+        characters += sizes[index]
     if step:
         yield step
 
 
-def _plan(pieces: Sequence[str]) -> tuple[list[_Slice], list[list[int]]]:
-    cut = [_Slice(index, span) for index, text in enumerate(pieces) for span in slices(text)]
-    return cut, list(_steps(cut))
+class _Work:
+    """The counting of one request beside the loop: everything of it is done in a thread, a turn at a time.
 
+    Attributes:
+        dropped: Set when nobody waits for the result any more; the step under way is the last.
+    """
 
-def _sums(cut: Sequence[_Slice], counted: dict[int, int], pieces: int) -> list[int]:
-    totals = [0] * pieces
-    for part, tokens in zip(cut, spread([part.characters for part in cut], counted), strict=True):
-        totals[part.piece] += tokens
-    return totals
+    def __init__(self, counter: TokenCounter, pieces: Sequence[str], model: str) -> None:
+        self.dropped = False
+        self._counter = counter
+        self._pieces = pieces
+        self._model = model
+        self._counted: dict[int, int] = {}
+        self._slices: list[_Slice] = []
+        self._sizes: list[int] = []
+        self._left: Iterator[list[int]] | None = None
+
+    def turn(self, seconds: float) -> list[int] | None:
+        """Count for `seconds`, at least one step. The tokens of each piece once all is counted."""
+        end = perf_counter() + seconds
+        for step in self._steps():
+            texts = [self._text(self._slices[index]) for index in step]
+            counts = self._counter.count_each(texts, self._model)
+            self._counted.update(zip(step, counts, strict=True))
+            if self.dropped or perf_counter() >= end:
+                return None
+        return self._totals()
+
+    def _steps(self) -> Iterator[list[int]]:
+        """Those that are left."""
+        if self._left is None:
+            self._slices = list(_cut(self._pieces))
+            self._sizes = [stop - start for _, start, stop in self._slices]
+            self._left = _steps(self._sizes)
+        return self._left
+
+    def _text(self, part: _Slice) -> str:
+        return self._pieces[part.piece][part.start : part.stop]
+
+    def _totals(self) -> list[int]:
+        totals = [0] * len(self._pieces)
+        for part, tokens in zip(self._slices, spread(self._sizes, self._counted), strict=True):
+            totals[part.piece] += tokens
+        return totals
 
 
 class Counting:
@@ -67,10 +107,12 @@ class Counting:
     Args:
         counter: What counts; must be thread-safe.
         workers: Threads beside the loop.
+        turn_s: How long a request may keep one of them while others wait, in seconds.
     """
 
-    def __init__(self, counter: TokenCounter, workers: int = 2) -> None:
+    def __init__(self, counter: TokenCounter, workers: int = 2, turn_s: float = TURN_S) -> None:
         self._counter = counter
+        self._turn_s = turn_s
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="counting")
         self._known: dict[str, None] = {}
 
@@ -83,24 +125,38 @@ class Counting:
         Raises:
             RuntimeError: After `close`.
         """
-        if model in self._known and sum(map(_bytes_at_most, pieces)) <= AT_ONCE_BYTES:
-            return [self._counter.count(text, model) for text in pieces]
-        loop = asyncio.get_running_loop()
-        cut, steps = await loop.run_in_executor(self._pool, _plan, pieces)
-        counted: dict[int, int] = {}
-        for step in steps:
-            texts = [pieces[cut[index].piece][slice(*cut[index].span)] for index in step]
-            counts = await loop.run_in_executor(self._pool, self._count, texts, model)
-            counted.update(zip(step, counts, strict=True))
-        self._remember(model)
-        return await loop.run_in_executor(self._pool, _sums, cut, counted, len(pieces))
+        counts = self._at_once(pieces, model)
+        if len(counts) < len(pieces):
+            counts += await self._beside(pieces[len(counts) :], model)
+        return counts
 
     def close(self) -> None:
         """Drop what has not begun and let the threads end; does not wait for them."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _count(self, texts: Sequence[str], model: str) -> list[int]:
-        return [self._counter.count(text, model) for text in texts]
+    def _at_once(self, pieces: Sequence[str], model: str) -> list[int]:
+        """Tokens of the first pieces: as many as can be counted before others had to wait."""
+        counts: list[int] = []
+        if model not in self._known or sum(map(len, pieces)) > LITTLE_CHARACTERS:
+            return counts
+        end = perf_counter() + AT_ONCE_S
+        for text in pieces:
+            if len(text) > AT_ONCE_CHARACTERS or perf_counter() > end:
+                break
+            counts.append(self._counter.count(text, model))
+        return counts
+
+    async def _beside(self, pieces: Sequence[str], model: str) -> list[int]:
+        loop = asyncio.get_running_loop()
+        work = _Work(self._counter, pieces, model)
+        counts = None
+        try:
+            while counts is None:
+                counts = await loop.run_in_executor(self._pool, work.turn, self._turn_s)
+        finally:
+            work.dropped = True
+        self._remember(model)
+        return counts
 
     def _remember(self, model: str) -> None:
         """A model's first count may load its vocabulary, so only known ones are counted on the loop."""

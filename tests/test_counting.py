@@ -11,7 +11,7 @@ from proxy import counting
 from proxy.adapters.character_counter import CharacterCounter
 from proxy.adapters.tiktoken_counter import TiktokenCounter
 from proxy.core.sampling import SLICE_CHARACTERS
-from proxy.counting import Counting
+from proxy.counting import AT_ONCE_CHARACTERS, LITTLE_CHARACTERS, Counting
 from proxy.ports import TokenCounter
 
 TEXT = "The proxy counts 1,234 tokens; 压缩代理 stays responsive.\n" * 20
@@ -32,6 +32,17 @@ class Watched:
         self.seen.append((model, text[:1], on_loop))
         return -(-len(text) // 4)
 
+    def count_each(self, texts: Sequence[str], model: str) -> list[int]:
+        return [self.count(text, model) for text in texts]
+
+
+class Slow(Watched):
+    """Takes a millisecond for each text."""
+
+    def count(self, text: str, model: str) -> int:
+        time.sleep(0.001)
+        return super().count(text, model)
+
 
 class Gated:
     """Counts one text for each time it is let."""
@@ -46,6 +57,9 @@ class Gated:
         assert self.go.acquire(timeout=30)
         self.finished += 1
         return len(text)
+
+    def count_each(self, texts: Sequence[str], model: str) -> list[int]:
+        return [self.count(text, model) for text in texts]
 
 
 @pytest.fixture(scope="module")
@@ -86,23 +100,34 @@ async def test_little_text_is_counted_on_the_loop_and_much_beside_it() -> None:
     watched = Watched()
     made = Counting(watched)
     await made.count(["first"], "m")
-    await made.count(["a" * 16_384, "b" * 16_384], "m")
-    await made.count(["c" * 16_384, "d" * 16_385], "m")
-    await made.count(["é" * 8_193], "m")
+    await made.count(["a" * AT_ONCE_CHARACTERS, "b"], "m")
+    await made.count(["c", "d" * (AT_ONCE_CHARACTERS + 1), "e"], "m")
+    await made.count(["f" * 4_096] * (LITTLE_CHARACTERS // 4_096) + ["g"], "m")
     made.close()
     assert watched.seen == [
         ("m", "f", False),  # a model's first count may load its vocabulary
         ("m", "a", True),
         ("m", "b", True),
-        ("m", "c", False),
+        ("m", "c", True),
         ("m", "d", False),
-        ("m", "é", False),
+        ("m", "e", False),
+        *[("m", "f", False)] * 16,
+        ("m", "g", False),
     ]
+
+
+async def test_no_text_is_begun_on_the_loop_once_others_have_waited_long_enough() -> None:
+    slow = Slow()
+    made = Counting(slow)
+    await made.count(["first"], "m")
+    assert await made.count(["a", "b", "c"], "m") == [1, 1, 1]
+    made.close()
+    assert [on_loop for *_, on_loop in slow.seen] == [False, True, False, False]
 
 
 async def test_requests_take_turns() -> None:
     watched = Watched()
-    made = Counting(watched, workers=1)
+    made = Counting(watched, workers=1, turn_s=0.0)
     large = made.count(["x" * SLICE_CHARACTERS * 20], "large")
     small = made.count(["y" * SLICE_CHARACTERS], "small")
     await asyncio.gather(large, small)
@@ -110,6 +135,16 @@ async def test_requests_take_turns() -> None:
     order = [model for model, *_ in watched.seen]
     assert order.count("large") == 20
     assert order.index("small") < 5
+
+
+async def test_a_turn_is_as_long_as_it_may_be() -> None:
+    watched = Watched()
+    made = Counting(watched, workers=1, turn_s=60.0)
+    large = made.count(["x" * SLICE_CHARACTERS * 20], "large")
+    small = made.count(["y" * SLICE_CHARACTERS], "small")
+    await asyncio.gather(large, small)
+    made.close()
+    assert [model for model, *_ in watched.seen] == ["large"] * 20 + ["small"]
 
 
 async def test_a_cancelled_request_ends_after_the_step_under_way() -> None:

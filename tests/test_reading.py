@@ -18,6 +18,9 @@ class Words:
         self.asked.append(text)
         return len(text.split())
 
+    def count_each(self, texts: Sequence[str], model: str) -> list[int]:
+        return [self.count(text, model) for text in texts]
+
 
 def said(*texts: str) -> list[bytes]:
     return [b'{"role":"user","content":"%b"}' % text.encode() for text in texts]

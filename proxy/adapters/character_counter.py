@@ -1,5 +1,7 @@
 """Counting by characters: for those who configure `counter: characters`."""
 
+from collections.abc import Sequence
+
 
 class CharacterCounter:
     """⌈characters / 4⌉, whatever the model. `core.tokens.CHARACTERS` holds the framing that belongs to it.
@@ -10,3 +12,7 @@ class CharacterCounter:
     def count(self, text: str, model: str) -> int:  # noqa: ARG002 - the port's signature
         """Tokens of `text`; the model does not matter."""
         return -(-len(text) // 4)
+
+    def count_each(self, texts: Sequence[str], model: str) -> list[int]:
+        """Tokens of every text."""
+        return [self.count(text, model) for text in texts]

@@ -96,6 +96,16 @@ def test_counts_equal_those_of_tiktoken(counter: TiktokenCounter, encoding: tikt
     assert {name: counter.count(text, MODELS[encoding.name]) for name, text in CORPUS.items()} == expected
 
 
+def test_together_texts_count_as_they_do_alone(counter: TiktokenCounter, encoding: tiktoken.Encoding) -> None:
+    between = tiktoken_counter._BETWEEN
+    odd = ["\ud800", between[0], between[:2], between[1:], "", "  ", "x ", " x"]
+    texts = [*CORPUS.values(), *odd]
+    model = MODELS[encoding.name]
+    for some in (texts, texts[::-1], texts[3:4], [], ["", ""], [between, "a"], ["x" * 70_000, "b"]):
+        assert counter.count_each(some, model) == [counter.count(text, model) for text in some]
+    assert counter.count_each(texts, model) == [len(encoding.encode_ordinary(text)) for text in texts]
+
+
 def test_counts_are_the_golden_ones(counter: TiktokenCounter) -> None:
     assert {
         name: (counter.count(text, "gpt-5"), counter.count(text, "gpt-4")) for name, text in CORPUS.items()
@@ -155,6 +165,9 @@ class _Broken:
     def encode_ordinary(self, text: str) -> list[int]:
         raise _Panic(text)
 
+    def encode(self, text: str, **_: Any) -> list[int]:
+        raise _Panic(text)
+
 
 def test_a_panic_of_the_tokenizer_gives_an_estimate_and_is_said_once() -> None:
     said: list[str] = []
@@ -162,6 +175,7 @@ def test_a_panic_of_the_tokenizer_gives_an_estimate_and_is_said_once() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiktoken_counter, "load", lambda *_: _Broken())
         assert [counter.count("größer", "gpt-5"), counter.count("ab" * 60_000, "gpt-5")] == [3, 40_001]
+        assert counter.count_each(["größer", "a"], "gpt-5") == [3, 1]
     assert said == ["text was estimated, not counted: _Panic"]
 
 

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from functools import cache
 
 import pytest
@@ -11,6 +12,9 @@ class _Words:
 
     def count(self, text: str, model: str) -> int:
         return len(text.split())
+
+    def count_each(self, texts: Sequence[str], model: str) -> list[int]:
+        return [self.count(text, model) for text in texts]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import shutil
 import socket
 import time
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +46,9 @@ class _Words:
 
     def count(self, text: str, model: str) -> int:
         return len(text.split())
+
+    def count_each(self, texts: Sequence[str], model: str) -> list[int]:
+        return [self.count(text, model) for text in texts]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at proces
 # Python runs `sitecustomize` when it starts, in each worker too.
 BROKEN = """
 import os, pathlib
-from proxy.adapters.tiktoken_counter import TiktokenCounter
-good = TiktokenCounter.warm
+from proxy.adapters.toktok_counter import ToktokCounter
+good = ToktokCounter.warm
 def warm(self):
     if pathlib.Path(os.environ["HOME"], "broken").exists():
         raise RuntimeError("no")
     good(self)
-TiktokenCounter.warm = warm
+ToktokCounter.warm = warm
 """
 
 
