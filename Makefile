@@ -1,6 +1,6 @@
 # `make demo` and `make test` need Python 3.11 or later, git and make; nothing else has to be installed.
 
-# Extra arguments for pytest: make test ARGS="-k config"
+# Extra arguments for pytest or the bench: make test ARGS="-k config", make bench ARGS="--quick"
 ARGS ?=
 
 UV_RUN := ./.ci/uv run --frozen

@@ -1,6 +1,6 @@
 """The commonest way to put something before a provider: FastAPI in front, httpx behind, nothing between.
 
-In its favour, it parses nothing, keeps one pooled client, and relays the answer as it comes.
+In its favour, it parses nothing, keeps one pooled client without a limit, and relays the answer as it comes.
 
     python bench/plain_relay.py UPSTREAM        prints the URL it listens on, and serves until it is ended
 """
@@ -22,7 +22,8 @@ _NOT_SENT_BACK = frozenset({"transfer-encoding", "connection"})
 
 def create_app(upstream: str) -> FastAPI:
     """A relay to `upstream`, a URL without a path."""
-    client = httpx.AsyncClient(base_url=upstream, timeout=600)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    client = httpx.AsyncClient(base_url=upstream, timeout=600, limits=limits)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-START_S = 60.0
+START_S = 120.0
 STOP_S = 10.0
 POLL_S = 0.02
 # A program is at rest when it has taken less than this share of a core for `POLL_S`.

@@ -57,7 +57,10 @@ def _context_guardian(folder: Path, upstream: str, port: int) -> Configured:
 def _litellm(folder: Path, upstream: str, port: int) -> Configured:
     parameters = {"model": "openai/*", "api_base": upstream + "/v1", "api_key": "sk-bench"}
     settings = folder / "config.yaml"  # JSON is YAML
-    settings.write_text(json.dumps({"model_list": [{"model_name": "*", "litellm_params": parameters}]}))
+    models = [{"model_name": "*", "litellm_params": parameters}]
+    # Spares it a look at each client's key.
+    general = {"dangerously_permit_weak_or_unset_master_key": True}
+    settings.write_text(json.dumps({"model_list": models, "general_settings": general}))
     command = ["litellm", "--config", str(settings), "--host", "127.0.0.1", "--port", str(port)]
     quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "HOME": str(folder)}
     return [*command, "--num_workers", "1"], quiet

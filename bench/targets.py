@@ -6,6 +6,7 @@ report says why; `direct` and the proxy itself must be there.
 
 import contextlib
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -143,7 +144,8 @@ def _without_fast(bench: Bench) -> dict[str, str]:
     hidden = bench.folder / "without" / FAST_LIBRARY
     hidden.mkdir(parents=True, exist_ok=True)
     (hidden / "__init__.py").write_text("raise ImportError('left out by the bench')\n")
-    return {"PYTHONPATH": str(hidden.parent)}
+    inherited = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(hidden.parent), inherited)))}
 
 
 def _gated(bench: Bench, name: str) -> Iterator[Target]:
@@ -250,7 +252,7 @@ def _said(answer: httpx.Response) -> str:
     if answer.headers.get("content-type", "").startswith("application/json"):
         return str(answer.json()["choices"][0]["message"]["content"])
     events = (line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {"))
-    deltas = (choice["delta"] for event in events for choice in json.loads(event)["choices"])
+    deltas = (choice["delta"] for event in events for choice in json.loads(event).get("choices", ()))
     return "".join(delta.get("content") or "" for delta in deltas)
 
 

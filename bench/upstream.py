@@ -1,7 +1,7 @@
 """An upstream that costs next to nothing: it answers every request, whatever it says, as a provider would.
 
 It reads no further than it must to know whether a stream is wanted. A stream has `CHUNKS` events, each
-written by itself as soon as the event loop comes round; every other request gets a JSON answer of about 0.9 KB.
+written by itself as soon as the event loop comes round; any other request gets a JSON answer of about 0.9 KB.
 `usage` follows from the length of the request, so that a proxy that learns from it learns something likely.
 
 A query `?stream=ID&chunks=N&pause_ms=M` asks for a stream of N events with M ms between them, each of which
@@ -72,7 +72,8 @@ _DONE = b"data: [DONE]\n\n"
 def _stream(request_bytes: int) -> tuple[bytes, ...]:
     """The writes that make up a stream: head, `CHUNKS` events, end."""
     usage = _event(f'"choices":[],"usage":{_usage(request_bytes)}')
-    events = [*[_delta(" again")] * (CHUNKS - 2), _STOP, usage]
+    # No two alike: there are proxies that end a stream which repeats itself.
+    events = [*(_delta(f" {number}") for number in range(CHUNKS - 2)), _STOP, usage]
     return (_STREAM_HEAD, *map(_chunk, events), _chunk(_DONE) + _LAST_CHUNK)
 
 
