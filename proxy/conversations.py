@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import structlog
 
@@ -43,6 +43,10 @@ class Totals:
     last_at: float = 0.0
 
 
+_NOTHING = Totals()
+_UNKNOWN = Usage(prompt_tokens=0, completion_tokens=0)
+
+
 class Conversations:
     """Gathers totals and keeps them in the store.
 
@@ -67,15 +71,15 @@ class Conversations:
         key = conversation_key(tenant, conversation)
         if key not in self._waiting and len(self._waiting) >= MAX_WAITING:
             return
-        before = self._waiting.get(key, Totals())
-        self._waiting[key] = replace(
-            before,
+        before = self._waiting.get(key, _NOTHING)
+        used = usage or _UNKNOWN
+        self._waiting[key] = Totals(
             model=model or before.model,
             requests=before.requests + 1,
             request_bytes=before.request_bytes + request_bytes,
-            prompt_tokens=before.prompt_tokens + (usage.prompt_tokens if usage else 0),
-            completion_tokens=before.completion_tokens + (usage.completion_tokens if usage else 0),
-            cached_tokens=before.cached_tokens + (usage.cached_tokens if usage else 0),
+            prompt_tokens=before.prompt_tokens + used.prompt_tokens,
+            completion_tokens=before.completion_tokens + used.completion_tokens,
+            cached_tokens=before.cached_tokens + used.cached_tokens,
             last_at=self._now(),
         )
 

@@ -75,7 +75,9 @@ class Learning:
 
     async def of(self, tenant: str, origin: str, model: str) -> Learned:
         """What is known of a model. The store is waited for once in the life of the process."""
-        key = model_key(tenant, origin, model)
+        return await self._of(model_key(tenant, origin, model), model)
+
+    async def _of(self, key: str, model: str) -> Learned:
         if key in self._known:
             self._look_behind(key, model)
         else:
@@ -126,11 +128,14 @@ class Learning:
 
     async def observed(self, tenant: str, origin: str, model: str, estimate: int, actual: int) -> None:
         """An answer's usage said how many tokens a request really had."""
-        key = model_key(tenant, origin, model)
-        known = await self.of(tenant, origin, model)
-        learned = replace(known, calibration=known.calibration.observe(estimate, actual))
-        self._remember(key, learned)
-        if abs(learned.calibration.mean - self._kept.get(key, math.inf)) >= KEPT_STEP:
+        await self._observe(model_key(tenant, origin, model), model, estimate, actual)
+
+    async def _observe(self, key: str, model: str, estimate: int, actual: int) -> None:
+        known = await self._of(key, model)
+        calibration = known.calibration.observe(estimate, actual)
+        if calibration is not known.calibration:
+            self._remember(key, replace(known, calibration=calibration))
+        if abs(calibration.mean - self._kept.get(key, math.inf)) >= KEPT_STEP:
             await self._keep(key, model)
 
     async def answered(
@@ -156,8 +161,8 @@ class Learning:
             echoed: Gives the numbers that stand in the request, of which none is taken for a window. Called
                 only where it matters.
         """
-        known = await self.of(tenant, origin, model)
         key = model_key(tenant, origin, model)
+        known = await self._of(key, model)
         last = self._follow(key, thread, answer)
         most = self._most.get(key, 0)
         self._most[key] = max(most, answer.prompt)
@@ -171,7 +176,7 @@ class Learning:
             return True
         if verdict == "whole":
             await self._accept(key, model, answer)
-            await self.observed(tenant, origin, model, answer.estimate, answer.prompt)
+            await self._observe(key, model, answer.estimate, answer.prompt)
         return False
 
     def discover(

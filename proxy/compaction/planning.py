@@ -64,14 +64,15 @@ async def drafted(view: View, reading: Reading, *, small: bool = False) -> Draft
 def capped(view: View) -> Plan | None:
     """What to shorten at first sight: huge tool results that nobody has answered yet, and a huge task."""
     layout = view.policy.layout
-    if layout is None or not view.body or not view.automatic or view.held_back:
+    results = _unanswered(view.body)
+    if layout is None or not results or not view.automatic or view.held_back:
         return None
     known = view.earlier.edited if view.earlier else frozenset()
     huge = view.budget.usable * layout.huge_share
     cap = layout.cap.of(view.trigger)
     edits = [
         index
-        for index in _unanswered(view.body)
+        for index in results
         if index not in known
         and view.body[index].tokens > cap
         and (view.soft() or view.body[index].tokens * view.ratio > huge)

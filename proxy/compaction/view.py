@@ -47,6 +47,7 @@ class View:
         most: What could be taken at best, calibrated: nothing is kept free for the error of estimates.
         earlier: The checkpoint in force.
         effective: The list with the checkpoint applied.
+        place: Where the checkpoint is kept (`core.checkpoint.place`); empty for none.
         anchor: The real size of the request before.
         wishes: What people have asked of the conversation.
         drift: How much of its estimated size a request has once a round was made for it, learned.
@@ -65,6 +66,7 @@ class View:
     most: int
     earlier: Checkpoint | None
     effective: tuple[Message, ...]
+    place: bytes = b""
     anchor: Anchor | None = None
     wishes: Wishes = NO_WISHES
     drift: float = 1.0
@@ -95,17 +97,12 @@ class View:
     @cached_property
     def root(self) -> bytes | None:
         """The conversation's root; None if it is too short to be remembered, or must not be."""
-        return root_of(self.prefixes) if self.ask.remembered else None
+        return remembered_as(self.ask, self.prefixes)
 
     @cached_property
     def standing(self) -> bytes:
         """What makes the sizes of two requests of the conversation comparable (`core.anchor.place_of`)."""
         return counted_at(self.ask.origin, self.ask.model, self.place)
-
-    @cached_property
-    def place(self) -> bytes:
-        """Where the checkpoint in force is kept; empty for none."""
-        return place_of(self.earlier, self.prefixes)
 
     @property
     def thread(self) -> str:
@@ -230,10 +227,25 @@ class View:
 
     def with_checkpoint(self, checkpoint: Checkpoint | None) -> Self:
         """The view with another checkpoint in force, or with none."""
-        if checkpoint is None:
-            return replace(self, earlier=None, effective=self.messages)
-        effective = render(self.messages, checkpoint.spans, checkpoint.stand_ins, checkpoint.edited)
-        return replace(self, earlier=checkpoint, effective=effective, drifting=self.anchor is not None)
+        return replace(
+            self,
+            earlier=checkpoint,
+            effective=applied(checkpoint, self.messages),
+            place=place_of(checkpoint, self.prefixes),
+            drifting=self.drifting if checkpoint is None else self.anchor is not None,
+        )
+
+
+def applied(checkpoint: Checkpoint | None, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The client's list with a checkpoint applied."""
+    if checkpoint is None:
+        return messages
+    return render(messages, checkpoint.spans, checkpoint.stand_ins, checkpoint.edited)
+
+
+def remembered_as(ask: Ask, prefixes: Sequence[bytes]) -> bytes | None:
+    """The root of a request's conversation; None if it is too short to be remembered, or must not be."""
+    return root_of(prefixes) if ask.remembered else None
 
 
 def thread(ask: Ask, root: bytes, strategy: str) -> str:

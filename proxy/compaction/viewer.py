@@ -10,11 +10,15 @@ from proxy.anchors import Anchors
 from proxy.compaction.checkpoint_index import CheckpointIndex
 from proxy.compaction.fitting import Ask
 from proxy.compaction.policies import policy_for
-from proxy.compaction.view import View, gauge_of
+from proxy.compaction.view import View, applied, gauge_of, remembered_as
+from proxy.core.anchor import Anchor
+from proxy.core.anchor import place_of as counted_at
 from proxy.core.budget import budget
 from proxy.core.checkpoint import Checkpoint, deepest, found_by
 from proxy.core.checkpoint_fields import from_fields
 from proxy.core.keys import checkpoint_keys, checkpoints_key, staged_key
+from proxy.core.message import Message
+from proxy.core.places import place_of
 from proxy.learning import Learning
 from proxy.reading import Reading
 from proxy.storage.records import Fields, Records
@@ -30,11 +34,22 @@ DOUBT_SHARES = (1.02, 1.02, 0.95, 0.85)
 MAX_CHECKPOINTS = 1_000
 
 
-class _Stored(NamedTuple):
-    """What is stored of a conversation: the places of its checkpoints, and what is asked of it."""
+class _Sought(NamedTuple):
+    """A request for which something may be stored: what `View` says of it."""
 
-    places: frozenset[bytes]
-    wishes: Wishes
+    ask: Ask
+    strategy: str
+    body: tuple[Message, ...]
+    prefixes: tuple[bytes, ...]
+
+
+class _Matched(NamedTuple):
+    """What is stored for a request: what `View` says of it."""
+
+    checkpoint: Checkpoint | None = None
+    place: bytes = b""
+    anchor: Anchor | None = None
+    wishes: Wishes = NO_WISHES
 
 
 class Viewer:
@@ -75,7 +90,8 @@ class Viewer:
         most = max(spent.limit, window - (ask.body.max_output or 0))
         if refusals:
             spent = replace(spent, limit=int(spent.limit * TIGHT_SHARE**refusals))
-        view = View(
+        matched = await self._matched(_Sought(ask, policy.name, listed.body, listed.prefixes), fresh=fresh)
+        return View(
             ask=ask,
             policy=policy,
             messages=listed.messages,
@@ -86,15 +102,26 @@ class Viewer:
             calibration=learned.calibration,
             budget=spent,
             most=int(most * DOUBT_SHARES[refusals]),
-            earlier=None,
-            effective=listed.messages,
+            earlier=matched.checkpoint,
+            effective=applied(matched.checkpoint, listed.messages),
+            place=matched.place,
+            anchor=matched.anchor,
+            wishes=matched.wishes,
             drift=self._learning.drift(ask.tenant, ask.origin, ask.model),
         )
-        return await self._matched(view, fresh=fresh)
 
     async def renewed(self, view: View) -> View:
         """The view with what other replicas have made of the conversation by now."""
-        return await self._matched(view.with_checkpoint(None), fresh=True)
+        matched = await self._matched(_sought(view), fresh=True)
+        return replace(
+            view,
+            earlier=matched.checkpoint,
+            effective=applied(matched.checkpoint, view.messages),
+            place=matched.place,
+            anchor=matched.anchor,
+            wishes=matched.wishes,
+            drifting=False,
+        )
 
     async def staged(self, view: View, *, late: bool = False) -> Checkpoint | None:
         """The deepest checkpoint that was made ahead of need and stands for this request.
@@ -105,58 +132,58 @@ class Viewer:
         if root is None:
             return None
         places = await self._index.places(staged_key(view.ask.tenant, root, view.policy.name))
-        found = await self._deepest(view, places.difference(view.wishes.undone))
+        found = await self._deepest(_sought(view), root, places.difference(view.wishes.undone))
         done = view.earlier.length if view.earlier else 0
         fitting = found is not None and (found.length == done if late else found.length > done)
         return found if fitting else None
 
-    async def _matched(self, view: View, *, fresh: bool) -> View:
-        """The view with what is stored of its conversation."""
-        root = view.root
+    async def _matched(self, sought: _Sought, *, fresh: bool) -> _Matched:
+        """What is stored of a request's conversation, and stands for it."""
+        ask = sought.ask
+        root = remembered_as(ask, sought.prefixes)
         if root is None:
-            return view
-        ask = view.ask
-        stored = await self._stored(view, root, fresh=fresh)
-        checkpoint = await self._deepest(view, stored.places)
-        wishes = stored.wishes
+            return _Matched()
+        places, wishes = await self._stored(sought, root, fresh=fresh)
+        checkpoint = await self._deepest(sought, root, places)
         if ask.conversation is None and checkpoint is not None:
             wishes = await self._wishes.of(ask.tenant, checkpoint.conversation)
         if checkpoint is not None and wishes.undone:
-            checkpoint = await self._deepest(view, stored.places.difference(wishes.undone))
-        if checkpoint is not None:
-            view = view.with_checkpoint(checkpoint)
-        anchor = self._anchors.held(ask.tenant, root, view.prefixes, view.standing)
-        same = anchor == view.anchor and wishes == view.wishes and not view.drifting
-        return view if same else replace(view, anchor=anchor, wishes=wishes, drifting=False)
+            checkpoint = await self._deepest(sought, root, places.difference(wishes.undone))
+        place = place_of(checkpoint, sought.prefixes)
+        standing = counted_at(ask.origin, ask.model, place)
+        anchor = self._anchors.held(ask.tenant, root, sought.prefixes, standing)
+        return _Matched(checkpoint, place, anchor, wishes)
 
-    async def _stored(self, view: View, root: bytes, *, fresh: bool) -> _Stored:
-        """What is stored of the conversation; the store is asked for all that is missing at once."""
-        tenant, conversation = view.ask.tenant, view.ask.conversation
-        key = checkpoints_key(tenant, root, view.policy.name)
+    async def _stored(self, sought: _Sought, root: bytes, *, fresh: bool) -> tuple[frozenset[bytes], Wishes]:
+        """Where there may be checkpoints, and what is asked of the conversation.
+
+        The store is asked for all that is missing at once.
+        """
+        tenant, conversation = sought.ask.tenant, sought.ask.conversation
+        key = checkpoints_key(tenant, root, sought.strategy)
         places = None if fresh else self._index.held(key)
         wishes = self._wishes.held(tenant, conversation) if conversation else NO_WISHES
         if places is not None and wishes is not None and self._anchors.knows(tenant, root):
-            return _Stored(places, wishes)
+            return places, wishes
         found, asked, _ = await asyncio.gather(
             self._index.places(key),
             self._wishes.of(tenant, conversation) if conversation else _nothing(),
             self._anchors.look(tenant, root),
         )
-        return _Stored(found, asked)
+        return found, asked
 
-    async def _deepest(self, view: View, places: Collection[bytes]) -> Checkpoint | None:
+    async def _deepest(self, sought: _Sought, root: bytes, places: Collection[bytes]) -> Checkpoint | None:
         """The deepest checkpoint at these places that stands for the request."""
-        root = view.root
-        if not places or root is None:
+        if not places:
             return None
-        ours = set(view.prefixes)
+        ours = set(sought.prefixes)
         candidates = sorted(each for each in places if found_by(each) in ours)
         if not candidates:
             return None
-        keys = checkpoint_keys(view.ask.tenant, root, view.policy.name, candidates)
+        keys = checkpoint_keys(sought.ask.tenant, root, sought.strategy, candidates)
         found = await self._records.find(keys)
         read = [self._checkpoint(key, fields) for key, fields in zip(keys, found, strict=True) if fields]
-        return deepest(read, view.body, view.ask.conversation)
+        return deepest(read, sought.body, sought.ask.conversation)
 
     def _checkpoint(self, key: str, fields: Fields) -> Checkpoint | None:
         """The checkpoint in a record, read once for as long as the process holds the record."""
@@ -167,6 +194,10 @@ class Viewer:
                 self._read.popitem(last=False)
         self._read.move_to_end(key)
         return held[1]
+
+
+def _sought(view: View) -> _Sought:
+    return _Sought(view.ask, view.policy.name, view.body, view.prefixes)
 
 
 async def _nothing() -> Wishes:

@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from proxy.core.calibration import MAX_RATIO, MIN_RATIO, MIN_USAGE_TOKENS, Calibration
@@ -37,6 +38,7 @@ class Anchor:
     actual: int
 
 
+@lru_cache(maxsize=4_096)
 def place_of(origin: str, model: str, checkpoint: bytes = b"") -> bytes:
     """What makes two requests of a conversation comparable, 16 bytes.
 

@@ -31,8 +31,7 @@ class Row:
         """Whether the row can fire at all."""
         sizes = (self.tokens, self.percent, self.percent_of_window)
         counts = (self.messages, self.turns, self.iterations)
-        given = [field for field in (*sizes, *counts) if field is not None]
-        return bool(given) and all(given)
+        return 0 not in sizes and 0 not in counts and (any(sizes) or any(counts))
 
     @property
     def counts(self) -> bool:
