@@ -1,0 +1,203 @@
+"""Whatever a reader remembers, it says of a body what reading it from its first byte says."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from proxy.dialects import chat_reader
+from proxy.dialects.chat import Body, read
+from proxy.dialects.chat_reader import KEY_BYTES, Reader
+from proxy.errors import Unreadable
+
+# The machine may be busy.
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+KEY = bytes(range(KEY_BYTES))
+
+Judgement = tuple[Any, ...] | str
+
+TEXT = st.text(st.characters(codec=None) | st.sampled_from('"\\/:{}[], '), max_size=8)
+VALUE = st.none() | st.booleans() | st.integers(-(10**40), 10**40) | TEXT | st.lists(TEXT, max_size=2)
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": VALUE},
+    optional={"name": TEXT, "messages": st.just([{}])},
+)
+MEMBERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "model": TEXT,
+        "max_tokens": st.integers(-1, 10**20),
+        "tools": st.lists(VALUE, max_size=2),
+        "stop": VALUE,
+        "metadata": st.dictionaries(TEXT, VALUE, max_size=2),
+    },
+)
+
+
+def said(body: Body) -> Judgement:
+    """Everything that is said of a body, but for how it is known again."""
+    return body.raw, body.place, body.messages, body.model, body.max_output, body.prompt_members
+
+
+def judged(reader: Callable[[bytes], Body], raw: bytes) -> Judgement:
+    try:
+        return said(reader(raw))
+    except Unreadable as refused:
+        return refused.reason
+
+
+def written(
+    messages: list[Any], before: dict[str, Any], behind: dict[str, Any], layout: dict[str, Any]
+) -> bytes:
+    fields = {"user": "u" * chat_reader.FIRST_BYTES, **before, "messages": messages, **behind}
+    return json.dumps(fields, **layout).encode("utf-8", "replace")
+
+
+LAYOUT = st.sampled_from(
+    [
+        {"separators": (",", ":")},
+        {"ensure_ascii": False},
+        {"indent": 1},
+        {"separators": (" , ", ": "), "ensure_ascii": False},
+    ]
+)
+SCRAP = st.sampled_from(
+    [b",", b"]", b"}", b"{}", b'"', b"\x0b", b" ", b"\xff", b"1,", b',"model":"x"', b'"\\ud800"']
+)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[bytes]:
+    """Bodies as one client might send them after one another: grown, edited, cut, spaced anew, damaged."""
+    messages = draw(st.lists(MESSAGE, min_size=1, max_size=4))
+    before, behind, layout = draw(MEMBERS), draw(MEMBERS), draw(LAYOUT)
+    raws = [written(messages, before, behind, layout)]
+    for _ in range(draw(st.integers(1, 5))):
+        step = draw(
+            st.sampled_from(["grow", "grow", "grow", "again", "edit", "cut", "space", "members", "damage"])
+        )
+        if step == "grow":
+            messages = [*messages, *draw(st.lists(MESSAGE | st.just(1), min_size=1, max_size=2))]
+        elif step == "edit":
+            messages = [*messages]
+            messages[draw(st.integers(0, len(messages) - 1))] = draw(MESSAGE)
+        elif step == "cut":
+            messages = messages[: draw(st.integers(0, len(messages)))] or messages
+        elif step == "space":
+            layout = draw(LAYOUT)
+        elif step == "members":
+            behind = draw(MEMBERS)
+        raw = written(messages, before, behind, layout)
+        if step == "damage":
+            at = draw(st.integers(0, len(raw)) | st.integers(max(0, len(raw) - 12), len(raw)))
+            raw = raw[:at] + draw(SCRAP) + raw[at + draw(st.integers(0, 2)) :]
+        raws.append(raw)
+    return raws
+
+
+@UNHURRIED
+@given(histories())
+def test_a_body_is_read_as_if_nothing_had_been_read_before(raws: list[bytes]) -> None:
+    reader = Reader(KEY)
+    for raw in raws:
+        assert judged(lambda raw: reader.read(raw, "t", "c"), raw) == judged(read, raw)
+
+
+@UNHURRIED
+@given(st.lists(MESSAGE, min_size=2, max_size=5), MEMBERS, LAYOUT, st.data())
+def test_of_a_list_that_has_grown_only_the_late_messages_are_cut_out(
+    messages: list[Any], behind: dict[str, Any], layout: dict[str, Any], data: st.DataObject
+) -> None:
+    known = data.draw(st.integers(1, len(messages)))
+    reader = Reader(KEY)
+    first = reader.read(written(messages[:known], {}, behind, layout), "t", "c")
+    raw = written(messages, {}, behind, layout)
+    body = reader.read(raw, "t", "c")
+    assert (body.since, body.late) == (first.mark, read(raw).late[known:])
+    assert (body.mark == first.mark) is (known == len(messages))
+
+
+def talk(turns: int, **members: Any) -> bytes:
+    messages = [{"role": "user", "content": f"turn {turn} " + "words " * 50} for turn in range(turns)]
+    return json.dumps({"messages": messages, **members}, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        b'],"messages":[{}]}',
+        b'],"model":"x","model":"x"}',
+        b'],"before":1}',
+        b'],"b\\u0065fore":1}',
+        b",]}",
+        b",1]}",
+        b"]",
+        b"]}}",
+        b"",
+        b"\x0b]}",
+        b'],"x":"\xff"}',
+        b'],"x":NaN}',
+        b'],"x":%b}' % (b"[" * 100_000),
+        b',{"a":%b1%b}]}' % (b'{"a":' * 5_000, b"}" * 5_000),
+        b"," + b"{}," * 100_000 + b"{}]}",
+        b" " * 1_000 + b"]}",
+    ],
+)
+def test_what_stands_behind_a_known_beginning_is_judged_as_strictly(behind: bytes) -> None:
+    raw = b'{"before":1,' + talk(3)[1:]
+    start = raw.removesuffix(b"]}")
+    reader = Reader(KEY)
+    assert reader.read(raw, "t").mark
+    assert judged(lambda raw: reader.read(raw, "t"), start + behind) == judged(read, start + behind)
+
+
+def test_tenants_know_nothing_of_one_another() -> None:
+    reader = Reader(KEY)
+    bodies = [reader.read(talk(3), "a"), reader.read(talk(4), "b"), reader.read(talk(3), "b")]
+    assert [body.since for body in bodies] == [b"", b"", b""]
+    assert len({body.mark for body in bodies}) == 3
+
+
+def test_conversations_that_begin_alike_are_told_apart() -> None:
+    reader = Reader(KEY)
+    grown = [talk(2)[:-2] + b',{"role":"user","content":"branch %d"}]}' % branch for branch in range(9)]
+    marks = [reader.read(raw, "t").mark for raw in grown]
+    further = [reader.read(raw[:-2] + b',{"role":"assistant","content":"so"}]}', "t") for raw in grown]
+    assert [body.since for body in further] == marks
+    assert [len(body.late) for body in further] == [1] * 9
+
+
+def test_an_edit_that_leaves_the_length_and_the_end_as_they_were_is_noticed() -> None:
+    reader = Reader(KEY)
+    reader.read(talk(3), "t")
+    edited = talk(4).replace(b"turn 1 words", b"turn 1 swore")
+    assert reader.read(edited, "t").since == b""
+
+
+def test_the_last_message_may_be_asked_anew() -> None:
+    reader = Reader(KEY)
+    marks = [reader.read(talk(turns), "t").mark for turns in (3, 4, 5)]
+    again = reader.read(talk(4)[:-2] + b',{"role":"user","content":"rather this"}]}', "t")
+    assert again.since == marks[1]
+
+
+def test_memory_is_bounded_by_the_number_of_beginnings() -> None:
+    reader = Reader(KEY, max_beginnings=4)
+    for conversation in range(9):
+        reader.read(talk(2), "t", f"c{conversation}")
+    known = [bool(reader.read(talk(3), "t", f"c{conversation}").since) for conversation in (8, 0)]
+    assert known == [True, False]
+
+
+def test_members_before_the_messages_count_as_before() -> None:
+    reader = Reader(KEY)
+    head = b'{"model":"m","tools":[1],"max_tokens":7,"messages":[{"role":"user","content":"%b"}' % (
+        b"x" * 300
+    )
+    reader.read(head + b"]}", "t")
+    body = reader.read(head + b',{"role":"user"}],"functions":[2]}', "t")
+    assert body.since
+    assert (body.model, body.max_output, body.prompt_members) == ("m", 7, ("[1]", "[2]"))
