@@ -79,7 +79,7 @@ def _message(role: str, text: str) -> bytes:
 def _head(session: str, extra: Sequence[str]) -> bytes:
     fields = [
         "POST /v1/chat/completions HTTP/1.1",
-        "host: bench.invalid",
+        "host: 127.0.0.1",
         "authorization: Bearer sk-bench",
         "content-type: application/json",
         "user-agent: OpenAI/Python 3.50.0",

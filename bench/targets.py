@@ -18,15 +18,19 @@ from load import LoadError
 from processes import Program, free_port, started
 from rivals import RIVALS, Rival, installed_in
 
+from proxy.config.model import Config
+
 BENCH = Path(__file__).parent
 DIRECT = "direct"
 NGINX = "nginx"
 GATED = "proxy, gated"
 OPEN = "proxy, gate off"
 OPEN_FAST = "proxy, gate off [fast]"
-AIOHTTP = "proxy, gated, aiohttp"
 PLAIN = "FastAPI + httpx"
-OURS = (GATED, OPEN, OPEN_FAST, AIOHTTP)
+# The engine that is not the default.
+OTHER_ENGINE = "aiohttp" if Config().upstream.engine == "native" else "native"
+GATED_OTHER = f"proxy, gated, {OTHER_ENGINE}"
+OURS = (GATED, OPEN, OPEN_FAST, GATED_OTHER)
 # The native library of the extra `fast`, as a path of a loaded file has it.
 FAST_LIBRARY = "toktok"
 # Never reached, and below the trigger of the window in `_SETTINGS`: it closes the gate and does no more.
@@ -164,8 +168,8 @@ def _open_fast(bench: Bench, name: str) -> Iterator[Target]:
         yield target
 
 
-def _aiohttp(bench: Bench, name: str) -> Iterator[Target]:
-    settings = {**_without_fast(bench), "COMPACTION_PROXY__UPSTREAM__ENGINE": "aiohttp"}
+def _gated_other(bench: Bench, name: str) -> Iterator[Target]:
+    settings = {**_without_fast(bench), "COMPACTION_PROXY__UPSTREAM__ENGINE": OTHER_ENGINE}
     yield from _ours(bench, name, settings)
 
 
@@ -227,7 +231,7 @@ def running(folder: Path, tested: int | None, rest: int | None, rivals: Path | N
         bench.require(GATED, _gated)
         bench.require(OPEN, _open)
         bench.offer(OPEN_FAST, _open_fast)
-        bench.offer(AIOHTTP, _aiohttp)
+        bench.offer(GATED_OTHER, _gated_other)
         bench.offer(PLAIN, _plain)
         for rival in RIVALS if rivals else ():
             bench.offer(rival.name, _rival(rival, rivals or folder))
