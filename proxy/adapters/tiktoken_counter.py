@@ -7,6 +7,7 @@ so the vocabularies are read, checked and parsed here, and `tiktoken.get_encodin
 import base64
 import hashlib
 import lzma
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ _BYTES_PER_TOKEN = 3  # of an estimate: every measured kind of prose or code has
 # use; as it begins with one that it holds but once, it is found in no other place than where it was put.
 _BETWEEN = "\uf8f0\uf8f1\uf8f2"
 _KNOWN_MODELS = 256
+_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,20 @@ def vocabulary_of(model: str) -> Vocabulary:
     return by_prefix(bare_name(model), _PREFIXES) or O200K
 
 
+def _joined(pair: re.Match[str]) -> str:
+    return pair[0].encode("utf-16", "surrogatepass").decode("utf-16")
+
+
+def repaired(text: str) -> str:
+    """The text with a replacement character for each lone surrogate, which is what tiktoken counts.
+
+    It makes the same of them by way of UTF-16, five times as slowly and without a pause: 35 ms a slice.
+    """
+    if text.isascii() or not _SURROGATE.search(text):
+        return text
+    return _SURROGATE.sub("\ufffd", _PAIR.sub(_joined, text))
+
+
 def estimate(text: str) -> int:
     """⌈UTF-8 bytes / 3⌉: what stands in where a text cannot be counted."""
     return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
@@ -121,7 +138,7 @@ def _lengths(ids: Sequence[int], mark: int, runs: int) -> list[int]:
 
 def _together(texts: Sequence[str], encoding: tiktoken.Encoding) -> list[int] | None:
     """Tokens of each text, from one call; None where a text holds the mark that would stand between them."""
-    joined = _BETWEEN.join(texts)
+    joined = repaired(_BETWEEN.join(texts))
     if joined.count(_BETWEEN) != len(texts) - 1:
         return None
     ids = encoding.encode(joined, allowed_special={_BETWEEN}, disallowed_special=())
@@ -174,7 +191,7 @@ class TiktokenCounter:
 
     def _count(self, text: str, encoding: tiktoken.Encoding) -> int:
         with contained(lambda error: self._say(f"text was estimated, not counted: {type(error).__name__}")):
-            return len(encoding.encode_ordinary(text))
+            return len(encoding.encode_ordinary(repaired(text)))
         return estimate(text)
 
     def _encoding(self, vocabulary: Vocabulary) -> tiktoken.Encoding | None:

@@ -14,7 +14,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
-from proxy.adapters.tiktoken_counter import DATA, O200K, TiktokenCounter, estimate, sliced, vocabulary_of
+from proxy.adapters.tiktoken_counter import (
+    DATA,
+    O200K,
+    TiktokenCounter,
+    estimate,
+    repaired,
+    sliced,
+    vocabulary_of,
+)
 from proxy.core.sampling import SLICE_CHARACTERS
 from proxy.guard import contained
 
@@ -55,11 +63,6 @@ def golden(path: Path = GOLDEN) -> list[Golden]:
     """The stored counts, from rows of text, how often it is repeated, and tokens."""
     rows = json.loads(path.read_text(encoding="utf-8"))
     return [Golden(text * times, tokens) for text, times, tokens in rows]
-
-
-def repaired(text: str) -> str:
-    """The text with a replacement character for each lone surrogate, which is what tiktoken counts."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def load() -> Tokenizer:

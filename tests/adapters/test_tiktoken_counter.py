@@ -14,10 +14,20 @@ from typing import Any
 import pytest
 import tiktoken
 import tiktoken_ext.openai_public as reference  # type: ignore[import-untyped]
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.adapters import tiktoken_counter
 from proxy.adapters.character_counter import CharacterCounter
-from proxy.adapters.tiktoken_counter import CL100K, DATA, O200K, TiktokenCounter, estimate, vocabulary_of
+from proxy.adapters.tiktoken_counter import (
+    CL100K,
+    DATA,
+    O200K,
+    TiktokenCounter,
+    estimate,
+    repaired,
+    vocabulary_of,
+)
 from proxy.core.sampling import sample
 
 CORPUS = {
@@ -148,6 +158,11 @@ def test_a_model_is_counted_with_its_vocabulary(model: str, vocabulary: tiktoken
 def test_lone_surrogates_count_as_in_tiktoken(counter: TiktokenCounter, encoding: tiktoken.Encoding) -> None:
     text = "ab \ud800 cd \udfff\ud83d!"
     assert counter.count(text, MODELS[encoding.name]) == len(encoding.encode_ordinary(text))
+
+
+@given(st.text(st.sampled_from(["a", "é", "压", "😀", "\ud800", "\udbff", "\ud83d", "\ude00", "\udc00"])))
+def test_surrogates_are_repaired_as_tiktoken_repairs_them(text: str) -> None:
+    assert repaired(text) == text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def test_a_megabyte_of_blanks_is_counted_without_panic(counter: TiktokenCounter) -> None:
