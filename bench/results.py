@@ -132,8 +132,15 @@ class Results:
 
 
 def stored(results: Results) -> str:
-    """A run as JSON."""
-    return json.dumps({"version": VERSION, **asdict(results)}, indent=1) + "\n"
+    """A run as JSON, a record a line."""
+    held = {"version": VERSION, **asdict(results)}
+    return "{\n" + ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in held.items()) + "\n}\n"
+
+
+def _lines(value: object) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + ",\n".join(map(json.dumps, value)) + "\n]"
+    return json.dumps(value)
 
 
 def _read(kind: Callable[..., object] | None, held: Any) -> Any:  # noqa: ANN401 - JSON may be anything
