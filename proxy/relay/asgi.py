@@ -8,12 +8,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.errors import Overloaded, RequestRefused, UpstreamError
 from proxy.relay.exchange import send_error
-from proxy.relay.headers import refuse_loop, value
+from proxy.relay.headers import HOP_HEADER, first_values, refuse_loop
 from proxy.relay.paths import is_compacted, is_own
 
 
-def _refuse_upgrade(scope: Scope) -> None:
-    if (value(scope["headers"], b"upgrade") or b"").lower() == b"websocket":
+def _refuse_upgrade(upgrade: bytes) -> None:
+    if upgrade.lower() == b"websocket":
         raise RequestRefused(426, "WebSockets are not relayed; use HTTP.", "websocket_not_supported")
 
 
@@ -52,8 +52,11 @@ class Dispatcher:
 
     async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            refuse_loop(scope["headers"], self.hop)
-            _refuse_upgrade(scope)
+            first = first_values(scope["headers"])
+            if HOP_HEADER in first:
+                refuse_loop(scope["headers"], self.hop)
+            if b"upgrade" in first:
+                _refuse_upgrade(first[b"upgrade"])
             endpoint = self.chat if is_compacted(scope["method"], scope["raw_path"]) else self.blind
             await endpoint(scope, receive, send)
         except (RequestRefused, Overloaded, UpstreamError) as error:

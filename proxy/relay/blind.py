@@ -33,7 +33,7 @@ class Blind:
         if length is None and value(scope["headers"], b"transfer-encoding") is None:
             length = 0
         if length is not None and length <= REPLAYABLE_BYTES:
-            body = await read_body(scope, receive, REPLAYABLE_BYTES) if length else b""
+            body = await read_body(receive, REPLAYABLE_BYTES, length) if length else b""
             request, ended = build_request(self.upstream, scope, body), None
         else:
             ended = asyncio.Event()

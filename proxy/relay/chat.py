@@ -23,7 +23,7 @@ from proxy.relay.aftermath import Aftermath, Answered
 from proxy.relay.control import ASKING, UNREAD, Control, control, report_headers
 from proxy.relay.exchange import Answer, Upstream, build_request, open_answer, relay_back, send_error
 from proxy.relay.gate import Gate
-from proxy.relay.headers import Headers, first_values, value
+from proxy.relay.headers import Headers, first_values, length_of, value
 from proxy.relay.identity import Identities, Who
 from proxy.relay.inbound import read_body, while_connected
 from proxy.relay.paths import deployment
@@ -66,6 +66,11 @@ class _Passage:
     def conversation(self) -> str | None:
         """The conversation, as far as it is known."""
         return (self.fit.report.conversation if self.fit else None) or self.who.conversation
+
+    @property
+    def teaches(self) -> bool:
+        """Whether anything is done with what its answer says."""
+        return self.ask is not None or self.conversation is not None
 
     def headers(self) -> Headers:
         """Our response headers; a request that passed the gate carries its status only."""
@@ -134,14 +139,15 @@ class Chat:
             await self._admission.wait()
         try:
             who = self._identities.of(scope["headers"], first, self._secret())
-            raw = await read_body(scope, receive, self._config.server.max_body_bytes)
+            declared = length_of(first.get(b"content-length"))
+            raw = await read_body(receive, self._config.server.max_body_bytes, declared)
             passage = _Passage(who, raw, scope, wishes, len(raw))
             del raw  # so that it can be let go of
             async with while_connected(scope, receive):
                 tap = await self._relay(passage, send)
         finally:
             self._admission.leave()
-        if tap is not None and (passage.ask is not None or passage.conversation is not None):
+        if tap is not None:
             await self._after(passage, tap)
 
     async def _relay(self, passage: _Passage, send: Send) -> UsageTap | None:
@@ -155,6 +161,9 @@ class Chat:
             await send_error(send, error, passage.headers())
             return None
         passage.release()
+        if not passage.teaches:
+            await relay_back(answer, send, extra=passage.headers())
+            return None
         tap = UsageTap(answer.field(b"content-type"), answer.field(b"content-encoding"))
         whole = await relay_back(answer, send, extra=passage.headers(), tap=tap.feed)
         return tap if whole else None
@@ -239,10 +248,12 @@ class Chat:
     async def _answer(self, passage: _Passage) -> Answer:
         """The upstream's answer; where it refuses the request as too long, that of a shorter one."""
         answer = await self._open(passage.scope, passage.fit.raw if passage.fit else passage.raw)
+        if passage.ask is None and answer.response.status == httpx.codes.OK:
+            return answer
         async with AsyncExitStack() as stack:
             stack.push_async_callback(answer.aclose)
             shorter = None
-            if await _may_be_refusal(answer, gated=passage.ask is None):
+            if await _may_be_refusal(answer):
                 shorter = await self._recovered(passage, answer, passage.whole())
             if shorter is None:
                 stack.pop_all()  # the refusal is what the client gets
@@ -279,7 +290,7 @@ class Chat:
             return await self._recovered(passage, answer, shorter, refusals + 1) if again else None
 
 
-async def _may_be_refusal(answer: Answer, *, gated: bool) -> bool:
+async def _may_be_refusal(answer: Answer) -> bool:
     """Whether an answer may say that the request is too long: an error, or a 200 that begins with one.
 
     Some local servers refuse inside a stream that has already begun. For a request large enough to have been
@@ -287,4 +298,4 @@ async def _may_be_refusal(answer: Answer, *, gated: bool) -> bool:
     """
     if answer.response.status != httpx.codes.OK:
         return answer.response.status >= httpx.codes.BAD_REQUEST
-    return not gated and b"error" in (await answer.peek(1))[:PEEK_BYTES]
+    return b"error" in (await answer.peek(1))[:PEEK_BYTES]

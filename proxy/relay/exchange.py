@@ -15,7 +15,7 @@ from proxy.errors import Overloaded, RequestRefused, UpstreamError, openai_error
 from proxy.guard import contained
 from proxy.logs import TAP_FAILED
 from proxy.ports import HttpEngine, HttpRequest, HttpResponse
-from proxy.relay.headers import Headers, content_length, to_client, to_upstream, value
+from proxy.relay.headers import Headers, content_length, to_client, to_upstream
 from proxy.relay.paths import join
 
 _log = structlog.get_logger()
@@ -73,11 +73,12 @@ class Answer:
         response: Status and headers; its body belongs to this record.
     """
 
-    __slots__ = ("_cut", "_seen", "response")
+    __slots__ = ("_cut", "_fields", "_seen", "response")
 
     def __init__(self, response: HttpResponse) -> None:
         self.response = response
         self._seen: deque[bytes] = deque()
+        self._fields: dict[bytes, bytes] | None = None
         self._cut: httpx.TransportError | None = None
 
     async def peek(self, limit: int) -> bytes:
@@ -112,7 +113,9 @@ class Answer:
 
     def field(self, name: bytes) -> str:
         """The first value of a header field, empty if there is none; `name` in lower case."""
-        return (value(self.response.headers, name) or b"").decode("latin-1")
+        if self._fields is None:
+            self._fields = {key.lower(): held for key, held in reversed(self.response.headers)}
+        return self._fields.get(name, b"").decode("latin-1")
 
     async def aclose(self) -> None:
         """End the exchange; if the body is not at its end, the upstream sees a hang-up."""

@@ -52,7 +52,11 @@ def first_values(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 
 def content_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
     """The declared length of a body in bytes; None if there is none, or if it is no number."""
-    declared = value(headers, b"content-length")
+    return length_of(value(headers, b"content-length"))
+
+
+def length_of(declared: bytes | None) -> int | None:
+    """What a `content-length` says, in bytes; None if there is none, or if it is no number."""
     return int(declared) if declared is not None and declared.isdigit() else None
 
 
@@ -124,7 +128,7 @@ def to_client(status: int, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
 def refuse_loop(headers: Iterable[tuple[bytes, bytes]], hop: str) -> None:
     """Raise `RequestRefused` (508) if the request has been through this installation before."""
     mark = hop.encode()
-    if any([field[0] == HOP_HEADER and field[1] == mark for field in headers]):  # noqa: C419 - a third faster
+    if any(key == HOP_HEADER and held == mark for key, held in headers):
         raise RequestRefused(
             508, "This request came back to the proxy: its upstream leads to itself.", "loop_detected"
         )

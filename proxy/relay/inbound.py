@@ -13,7 +13,6 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from proxy.errors import RequestRefused
-from proxy.relay.headers import content_length
 
 # Where our server says, in a scope's extensions, how to be told that the client has left: a function that
 # takes what is to be called then, or None to be told no more.
@@ -49,14 +48,19 @@ async def stream_body(receive: Receive, ended: asyncio.Event) -> AsyncIterator[b
         ended.set()
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+async def read_body(receive: Receive, limit: int, declared: int | None = None) -> bytes:
     """The whole request body.
+
+    Args:
+        receive: The request's ASGI channel.
+        limit: The most bytes that are read.
+        declared: Bytes that it will have, if its head said so.
 
     Raises:
         RequestRefused: 413, it is larger than `limit` bytes; not read at all if declared so.
         ClientDisconnect: The client left before the body was whole.
     """
-    if (content_length(scope["headers"]) or 0) > limit:
+    if declared is not None and declared > limit:
         raise _too_large(limit)
     message = await receive()  # mostly all of it
     chunks: list[bytes] = []
