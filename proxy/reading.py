@@ -5,7 +5,7 @@ a message is recognised by its bytes, which its record keeps anyway.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -125,13 +125,15 @@ class Reading:
         """A list with more messages behind it, and the bytes that these take."""
         new = await self.messages(raws, gauge)
         plain = tuple([each for each in new if not each.privileged])
-        prefixes = [*base.prefixes]
-        async for lot in _lots(plain, _held_bytes):
-            prefixes += prefix_digests(lot, prefixes[-1] if prefixes else VERSION)
+        prefixes: list[bytes] = []
+        last = base.prefixes[-1] if base.prefixes else VERSION
+        for start, lot in _lots(plain, _held_bytes):
+            await _between(start)
+            prefixes += prefix_digests(lot, prefixes[-1] if prefixes else last)
         listed = Listed(
             base.messages + new,
             base.body + plain,
-            tuple(prefixes),
+            base.prefixes + tuple(prefixes),
             base.tokens + sum([each.tokens for each in new]),
         )
         return listed, sum(map(len, raws)) + len(raws) * (RECORD_BYTES + PLACE_BYTES)
@@ -143,27 +145,40 @@ class Reading:
             Unreadable: One of them is no message.
         """
         found: list[Message | None] = []
-        async for lot in _lots(raws, _raw_bytes):
+        for start, lot in _lots(raws, _raw_bytes):
+            await _between(start)
             found += [self._held.get((raw, gauge)) for raw in lot]
-        new = [index for index, known in enumerate(found) if known is None]
+        if None not in found:
+            return tuple([record for record in found if record is not None])
         read: list[Message] = []
-        async for lot in _lots([raws[index] for index in new], _raw_bytes):
+        for start, lot in _lots(
+            [raw for raw, known in zip(raws, found, strict=True) if not known], _raw_bytes
+        ):
+            await _between(start)
             read += map(message, lot)
-        for index, record in zip(new, await self.counted(read, gauge), strict=True):
-            found[index] = record
-            self._held.put((record.raw, gauge), record, _held_bytes(record))
-        return tuple([record for record in found if record is not None])
+        new = iter(await self.counted(read, gauge))
+        records: list[Message] = []
+        for start, lot_found in _lots(found, _place_bytes):
+            await _between(start)
+            records += [known or self._hold(next(new), gauge) for known in lot_found]
+        return tuple(records)
+
+    def _hold(self, record: Message, gauge: Gauge) -> Message:
+        self._held.put((record.raw, gauge), record, _held_bytes(record))
+        return record
 
     async def counted(self, records: Sequence[Message], gauge: Gauge) -> list[Message]:
         """The records with their tokens."""
         rule = RULES[gauge.rule]
         texts: list[tuple[str, ...]] = []
-        async for lot in _lots(records, _held_bytes):
+        for start, lot in _lots(records, _held_bytes):
+            await _between(start)
             texts += [pieces(record, rule) for record in lot]
         counts = iter(await self._count([text for each in texts for text in each], gauge))
         pairs = iter(texts)
         made: list[Message] = []
-        async for lot in _lots(records, _held_bytes):
+        for start, lot in _lots(records, _held_bytes):
+            await _between(start)
             for record in lot:
                 counted = [next(counts) for _ in next(pairs)]
                 size = message_tokens(record, counted, rule, _parts(record, gauge))
@@ -193,20 +208,29 @@ def _raw_bytes(raw: bytes) -> int:
     return len(raw) + RECORD_BYTES
 
 
+def _place_bytes(_: object) -> int:
+    return PLACE_BYTES
+
+
 def _held_bytes(record: Message) -> int:
     return len(record.raw) + RECORD_BYTES
 
 
-async def _lots(items: Sequence[_Item], size: Callable[[_Item], int]) -> AsyncIterator[Sequence[_Item]]:
-    """The items a few at a time: other requests come in between."""
+def _lots(items: Sequence[_Item], size: Callable[[_Item], int]) -> Iterator[tuple[int, Sequence[_Item]]]:
+    """The items a few at a time, each lot with the index of its first item."""
     start = pending = 0
     for index, item in enumerate(items):
         pending += size(item)
         if pending > AT_ONCE_BYTES and index > start:
-            yield items[start:index]
-            start, pending = index, 0
-            await asyncio.sleep(0)
-    yield items[start:]
+            yield start, items[start:index]
+            start, pending = index, size(item)
+    yield start, items[start:]
+
+
+async def _between(start: int) -> None:
+    """Let other requests come in before a lot that begins here."""
+    if start:
+        await asyncio.sleep(0)
 
 
 def _parts(record: Message, gauge: Gauge) -> int:

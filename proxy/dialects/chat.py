@@ -7,8 +7,9 @@ itself, and what is forwarded is the client's own body with only the value of `m
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from proxy.core.message import Message
@@ -20,6 +21,7 @@ from proxy.errors import Unreadable
 PROMPT_MEMBERS = ("tools", "functions", "response_format")
 # Members that say how long an answer may be.
 _OUTPUT_MEMBERS = ("max_completion_tokens", "max_tokens")
+_FIRST = itemgetter(0)
 _MATTERING = ("model", *_OUTPUT_MEMBERS, *PROMPT_MEMBERS)
 
 # An unescaped `"model"` can only be a key: inside a string its quotes would be escaped.
@@ -33,7 +35,8 @@ MAX_MESSAGES = 100_000
 MAX_SEARCHED_BYTES = 8 * 1024 * 1024
 # A longer name is no model's; its beginning and digest stand for it, so that no memory and no log holds it.
 MAX_MODEL_CHARACTERS = 256
-_MEDIA = (b'"image_url"', b'"input_audio"', b'"file"', b'"video_url"')
+# Whole numbers of at most so many digits are read without a decoder.
+_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,10 @@ def outputs_named(raw: bytes) -> list[int]:
 
 def has_media(raw: bytes) -> bool:
     """Whether the body may hold parts whose tokens its bytes do not bound."""
-    return any(kind in raw for kind in _MEDIA)
+    # The first two name three kinds; where neither stands, the others need not be looked for.
+    return (b'_url"' in raw and (b'"image_url"' in raw or b'"video_url"' in raw)) or (
+        b'"input_audio"' in raw or b'"file"' in raw
+    )
 
 
 def read(raw: bytes) -> Body:
@@ -114,9 +120,14 @@ def cut(raw: bytes) -> tuple[dict[str, Slice], tuple[bytes, ...]]:
         raise Unreadable("too-deep") from None
     if len(messages) > MAX_MESSAGES:
         raise Unreadable("too-many")
-    if not messages or not all(message.startswith(b"{") for message in messages):
+    if not messages or not are_objects(messages):
         raise Unreadable("no-messages")
     return found, messages
+
+
+def are_objects(values: Iterable[bytes]) -> bool:
+    """Whether each of these JSON values is an object."""
+    return set(map(_FIRST, values)) <= {ord("{")}
 
 
 def small_members(raw: bytes, found: Mapping[str, Slice]) -> dict[str, bytes]:
@@ -133,7 +144,7 @@ def made(
     since: bytes = b"",
 ) -> Body:
     """A body of its parts; `rest` are its `small_members`."""
-    model = _small(rest.get("model"))
+    model = _value(rest.get("model"))
     return Body(
         raw,
         place,
@@ -191,8 +202,20 @@ def with_output(body: Body, tokens: int) -> bytes:
 
 
 def _max_output(rest: Mapping[str, bytes]) -> int | None:
-    asked = (_small(rest.get(key)) for key in _OUTPUT_MEMBERS)
-    return next((each for each in asked if type(each) is int and each > 0), None)
+    for key in _OUTPUT_MEMBERS:
+        asked = _value(rest[key]) if key in rest else None
+        if type(asked) is int and asked > 0:
+            return asked
+    return None
+
+
+def _value(raw: bytes | None) -> Any:
+    """The value of a small member that is known to be JSON; plain strings and numbers without a decoder."""
+    if raw is None:
+        return None
+    if raw.startswith(b'"') and b"\\" not in raw:
+        return raw[1:-1].decode()
+    return int(raw) if raw.isdigit() and len(raw) <= _DIGITS else _small(raw)
 
 
 def _small(raw: bytes | None) -> Any:

@@ -12,7 +12,7 @@ from itertools import islice
 
 from blake3 import blake3
 
-from proxy.dialects.chat import MAX_MESSAGES, Body, cut, made, small_members
+from proxy.dialects.chat import MAX_MESSAGES, Body, are_objects, cut, made, small_members
 from proxy.dialects.json_slices import Slice, elements, members, skip
 from proxy.errors import Unreadable
 
@@ -196,7 +196,7 @@ def _tail(raw: bytes, known: _Beginning) -> _Tail | None:
         or not known.before.keys().isdisjoint(found)
     ):
         return None
-    if not all(each.startswith(b"{") for each in late):
+    if not are_objects(late):
         return None
     shift = at + more - len(_OPENING)
     return _Tail(Slice(known.start, place.stop + shift), late, small_members(text, found))
