@@ -1,0 +1,151 @@
+"""Texts that take a tokenizer long, and bodies of megabytes: everybody else is served meanwhile.
+
+What is measured is the time for which the loop's thread worked without letting anybody else have a turn, so
+that a busy machine does no harm. Each bound is ten times what it should be.
+"""
+
+import asyncio
+import base64
+import http.client
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from proxy.adapters.tiktoken_counter import TiktokenCounter
+from proxy.adapters.toktok_counter import ToktokCounter
+from proxy.counting import Counting
+from proxy.ports import TokenCounter
+
+BOUND_S = 10 * 0.005
+BOUND_S_PER_MB = 10 * 0.0015  # beyond FREE_MB
+FREE_MB = 4
+CHARACTERS = 1_300_000
+HANZI = "".join(map(chr, random.Random(5).choices(range(0x4E00, 0x9FA0), k=CHARACTERS)))
+TEXTS = {
+    "spaces": " " * CHARACTERS,
+    "a": "a" * CHARACTERS,
+    "equal signs": "=" * CHARACTERS,
+    "hyphens": "-" * CHARACTERS,
+    "hanzi": HANZI,
+    "letters": "".join(random.Random(6).choices("etaoinshrdlu", k=CHARACTERS)),
+    "surrogates": "\ud800" * (CHARACTERS // 6),
+    "all of them": (" " * 4_000 + "=" * 4_000 + HANZI[:4_000] + "\ud800x") * 100,
+}
+# Of the processor's time a count may take this much: 0.6 µs a character, ten times over.
+PATIENCE_S = 10 * 0.6e-6 * CHARACTERS
+
+
+@asynccontextmanager
+async def stretches() -> AsyncIterator[list[float]]:
+    """Seconds of the processor that this thread has used between two turns of a task that is always ready."""
+    found: list[float] = []
+
+    async def turns() -> None:
+        last = time.thread_time()
+        while True:
+            await asyncio.sleep(0)
+            now = time.thread_time()
+            found.append(now - last)
+            last = now
+            await asyncio.sleep(0.0005)
+
+    ticking = asyncio.create_task(turns())
+    try:
+        yield found
+    finally:
+        await asyncio.sleep(0.002)
+        ticking.cancel()
+
+
+@pytest.fixture(scope="module")
+def plain() -> TokenCounter:
+    counter = TiktokenCounter(print)
+    counter.warm()
+    return counter
+
+
+@pytest.fixture(scope="module")
+def fast() -> TokenCounter:
+    pytest.importorskip("toktok", reason="needs the extra `fast`")
+    counter = ToktokCounter(TiktokenCounter(print), print)
+    counter.warm()
+    assert counter.chosen.startswith("toktok")
+    return counter
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("which", ["plain", "fast"])
+async def test_a_text_is_counted_beside_the_loop(
+    request: pytest.FixtureRequest, which: str, name: str
+) -> None:
+    counting = Counting(request.getfixturevalue(which))
+    await counting.count(["known"], "gpt-5")
+    started = time.process_time()
+    async with stretches() as found:
+        (tokens,) = await counting.count([TEXTS[name]], "gpt-5")
+        await counting.count([TEXTS[name][:5_000]] * 3, "gpt-5")
+    counting.close()
+    assert max(found) < BOUND_S
+    assert time.process_time() - started < PATIENCE_S
+    assert len(TEXTS[name]) // 256 < tokens < 4 * len(TEXTS[name])
+
+
+def asked(content: Any) -> dict[str, Any]:
+    return {"model": "gpt-5", "messages": [{"role": "user", "content": content}]}
+
+
+def escaped(text: str) -> bytes:
+    return json.dumps(asked(text)).encode()
+
+
+def plainly(text: str) -> bytes:
+    return json.dumps(asked(text), ensure_ascii=False).encode()
+
+
+def image(megabytes: int) -> bytes:
+    data = base64.b64encode(random.Random(7).randbytes(megabytes * 750_000)).decode()
+    parts = [
+        {"type": "text", "text": "What is it?"},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}},
+    ]
+    return json.dumps(asked(parts)).encode()
+
+
+BODIES: dict[str, Callable[[], bytes]] = {
+    "spaces": lambda: escaped(TEXTS["spaces"]),
+    "a": lambda: escaped(TEXTS["a"]),
+    "equal signs": lambda: escaped(TEXTS["equal signs"]),
+    "hanzi": lambda: plainly(HANZI),
+    "surrogates": lambda: escaped(TEXTS["surrogates"]),
+    "image of 12 MB": lambda: image(12),
+}
+
+
+def post(url: str, body: bytes) -> tuple[int, bytes]:
+    """An answer's status and body, past the gate; blocks."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+    headers = {"authorization": "Bearer k", "x-compaction-trigger-tokens": "90000000"}
+    connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json", **headers})
+    response = connection.getresponse()
+    try:
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("name", BODIES)
+async def test_a_body_is_answered_and_goes_on_as_it_came(before: Any, provider: Any, name: str) -> None:
+    body = BODIES[name]()
+    async with before(models={"gpt-5": {"window": 100_000_000}}) as client:
+        url = str(client.base_url)
+        assert (await asyncio.to_thread(post, url, plainly("known")))[0] == 200
+        async with stretches() as found:
+            status, _ = await asyncio.to_thread(post, url, body)
+    assert (status, provider.bodies[-1] == body) == (200, True)
+    assert max(found) < BOUND_S + max(0.0, len(body) / 1e6 - FREE_MB) * BOUND_S_PER_MB
