@@ -55,6 +55,7 @@ class Anchors:
         self._unwritten: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
+        records.forgetters.append(self._forget)
 
     async def find(self, tenant: str, root: bytes, prefixes: Sequence[bytes], place: bytes) -> Anchor | None:
         """The deepest anchor that stands for a request (`core.anchor.stands`), or None.
@@ -106,9 +107,20 @@ class Anchors:
                 if not self._records.healthy:
                     return  # the rest waits until the store is back
                 await self._look(key)
+                if key not in self._unwritten:  # forgotten meanwhile
+                    continue
                 self._unwritten.discard(key)
                 fields = {"anchors": [to_fields(anchor) for anchor in self._known.get(key, ())]}
                 await self._records.keep(key, fields, ttl_s=KEPT_S)
+
+    def _forget(self, prefix: str) -> None:
+        for key in [key for key in self._known if key.startswith(prefix)]:
+            self._let_go(key)
+
+    def _let_go(self, key: str) -> None:
+        del self._known[key]
+        self._looked.pop(key, None)
+        self._unwritten.discard(key)
 
     async def _run(self) -> None:
         while True:
@@ -127,9 +139,7 @@ class Anchors:
         self._known[key] = anchors
         self._known.move_to_end(key)
         if len(self._known) > MAX_ROOTS:
-            oldest, _ = self._known.popitem(last=False)
-            self._looked.pop(oldest, None)
-            self._unwritten.discard(oldest)
+            self._let_go(next(iter(self._known)))
 
 
 def _not_written(error: BaseException) -> None:

@@ -63,6 +63,7 @@ class Conversations:
         self._waiting: dict[str, Totals] = {}
         self._task: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
+        records.forgetters.append(self._forget)
 
     def note(
         self, tenant: str, conversation: str, model: str, request_bytes: int, usage: Usage | None
@@ -102,8 +103,14 @@ class Conversations:
                 if not self._records.healthy:
                     return  # the rest waits until the store is back
                 [held] = await self._records.find([key], fresh=True)
-                gathered = self._waiting.pop(key)
+                gathered = self._waiting.pop(key, None)
+                if gathered is None:  # forgotten meanwhile
+                    continue
                 await self._records.keep(key, _sum(held or {}, gathered), ttl_s=self._ttl_s)
+
+    def _forget(self, prefix: str) -> None:
+        for key in [key for key in self._waiting if key.startswith(prefix)]:
+            del self._waiting[key]
 
     async def _run(self) -> None:
         while True:

@@ -63,6 +63,7 @@ class CheckpointIndex:
         self._clock = clock
         self._seen: OrderedDict[str, _Seen] = OrderedDict()
         self._count = 0
+        records.forgetters.append(self._forget)
 
     async def places(self, key: str) -> frozenset[bytes]:
         """Places (`core.checkpoint.place`) at which there may be a checkpoint, as the store has them now."""
@@ -98,15 +99,18 @@ class CheckpointIndex:
     def _note(self, key: str, place: bytes) -> None:
         self._count += self._of(key).add(place)
         while self._count > MAX_PLACES:
-            self._forget_oldest()
+            self._let_go(next(iter(self._seen)))
 
     def _of(self, key: str) -> _Seen:
         seen = self._seen.setdefault(key, _Seen())
         self._seen.move_to_end(key)
         if len(self._seen) > MAX_CONVERSATIONS:
-            self._forget_oldest()
+            self._let_go(next(iter(self._seen)))
         return seen
 
-    def _forget_oldest(self) -> None:
-        _, oldest = self._seen.popitem(last=False)
-        self._count -= len(oldest.places)
+    def _forget(self, prefix: str) -> None:
+        for key in [key for key in self._seen if key.startswith(prefix)]:
+            self._let_go(key)
+
+    def _let_go(self, key: str) -> None:
+        self._count -= len(self._seen.pop(key).places)

@@ -16,7 +16,7 @@ from proxy.compaction.turns import turn
 from proxy.core.checkpoint import EXTRACT, Checkpoint, covered_results, exact_digest
 from proxy.core.checkpoint_fields import from_fields, to_fields
 from proxy.core.digest import message_id
-from proxy.core.event import COMPACTED, Event
+from proxy.core.event import COMPACTED, MAX_MESSAGE_IDS, Event
 from proxy.core.extract import extractive
 from proxy.core.keys import checkpoint_keys, checkpoints_key, staged_key
 from proxy.errors import SummaryFailed
@@ -194,7 +194,7 @@ class Making:
             tokens_before=made.tokens_before,
             tokens_after=made.tokens_after,
             messages=len(names),
-            message_ids=names,
+            message_ids=names[:MAX_MESSAGE_IDS],
             seconds=round(seconds, 3),
             summary=made.summary,
         )

@@ -185,6 +185,13 @@ class View:
 
     def over(self, messages: Sequence[Message]) -> bool:
         """Whether a request with these messages might not fit, estimates being what they are."""
+        return self._effective_over if messages is self.effective else self._over(messages)
+
+    @cached_property
+    def _effective_over(self) -> bool:
+        return self._over(self.effective)
+
+    def _over(self, messages: Sequence[Message]) -> bool:
         return self.bound(messages) > self.budget.limit
 
     def hopeless(self, messages: Sequence[Message]) -> bool:

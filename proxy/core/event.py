@@ -16,6 +16,8 @@ UNDONE = "undone"  # a round is not applied any more
 MARKED = "marked"  # the next request is to be compacted
 PINNED = "pinned"  # a text was pinned
 UNPINNED = "unpinned"  # a pinned text was let go
+# A round may replace thousands of messages; its event names so many.
+MAX_MESSAGE_IDS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Event:
         tokens_after: Estimated size of what was forwarded instead.
         tokens_real: Size of what was forwarded, as the upstream counted it.
         messages: Number of messages that were replaced.
-        message_ids: Their ids, `m_…`.
+        message_ids: Their ids, `m_…`; of the first `MAX_MESSAGE_IDS`.
         seconds: How long it took.
         summary: The text that stands in for them.
     """

@@ -48,6 +48,7 @@ class Records:
 
     Attributes:
         behind: Looks at records that no request waits for; `close` ends them.
+        forgetters: Told what keys begin with that are forgotten, so that nothing held of them is written.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Records:
         self._reach = Reach(store, clock=clock, deadline_s=deadline_s, probe_every_s=probe_every_s)
         self._cache = Cache(cache_bytes, clock)
         self.behind = Behind()
+        self.forgetters: list[Callable[[str], None]] = []
 
     @property
     def healthy(self) -> bool:
@@ -184,6 +186,8 @@ class Records:
         What this process holds of it is forgotten in any case; another may use what it holds for an hour.
         """
         self._cache.forget(prefix)
+        for forget in self.forgetters:
+            forget(prefix)
         try:
             return await self._reach.ask(lambda: self._store.delete(prefix), FORGET_LIMIT_S)
         except StoreUnavailable as error:
