@@ -338,7 +338,7 @@ def test_the_image_holds_compiled_code_and_nothing_that_builds_or_tests(built: G
     (packages,) = (built.root / "app" / "lib").glob("python3*/site-packages")
     names = {path.name.partition("-")[0] for path in packages.glob("*.dist-info")}
     assert names & {"pip", "uv", "setuptools", "wheel", "pytest", "mypy", "ruff"} == set()
-    assert {"compaction_proxy", "redis", "cryptography"} <= names
+    assert {"compaction_proxy", "redis", "cryptography", "toktok_rs"} <= names
     found = {path.name for path in built.root.rglob("*") if path.name in {"pip", "uv", "ensurepip", "gcc"}}
     assert found == set()
     modules = {path.stem for path in (packages / "proxy").glob("*.py")}
