@@ -8,6 +8,9 @@ Urdu, German, Japanese.
 # ruff: noqa: E501, RUF001, SIM905 - many scripts, whose wide letters count twice; words as one text are easier to keep
 
 import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -24,15 +27,56 @@ class Kind(StrEnum):
 # Scripts without spaces, or with vowel signs that `\b` takes for gaps: found wherever they stand.
 _UNSPACED = "\u0600-\u06ff\u0900-\u0dff\u3040-\u30ff\u3400-\u9fff"
 _BARE = re.compile(f"[{_UNSPACED}]")
+_CHOICE = re.compile(r"\(\?:([^()]*)\)(\??)(?![*+{])")
+_LETTER = re.compile(r"\w(?![?*+{])")
 
 
-def _any(*alternatives: str) -> re.Pattern[str]:
+@dataclass(frozen=True, slots=True)
+class Phrases:
+    """Words and phrases that a text may hold.
+
+    Attributes:
+        whole: All of them.
+        ascii: Those that a text without other letters may hold.
+    """
+
+    whole: re.Pattern[str]
+    ascii: re.Pattern[str]
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """One of them, not always the longest."""
+        return (self.ascii if text.isascii() else self.whole).search(text)
+
+
+def _unfolded(phrase: str) -> Iterator[str]:
+    """A phrase that begins with a choice as the phrases that it stands for."""
+    choice = _CHOICE.match(phrase)
+    if choice is None:
+        yield phrase
+        return
+    for begun in [*choice[1].split("|"), *([""] if choice[2] else [])]:
+        yield from _unfolded(begun + phrase[choice.end() :])
+
+
+def _sorted(phrases: list[str]) -> str:
+    """A pattern of phrases by their first letters, so that most words are told apart from all at a glance."""
+    by_letter: defaultdict[str, list[str]] = defaultdict(list)
+    for phrase in phrases:
+        by_letter[phrase[0] if _LETTER.match(phrase) else ""].append(phrase)
+    others = by_letter.pop("", [])
+    sorted_ = [f"{letter}(?:{'|'.join(each[1:] for each in some)})" for letter, some in by_letter.items()]
+    return "|".join(sorted_ + others)
+
+
+def _any(*alternatives: str) -> Phrases:
     """Any of the words or phrases given, separated by ` | `; words of spaced scripts only as whole words."""
     phrases = [phrase for line in alternatives for phrase in line.split(" | ")]
     bare = [phrase for phrase in phrases if _BARE.search(phrase)]
-    spaced = [phrase for phrase in phrases if not _BARE.search(phrase)]
-    parts = [rf"\b(?:{'|'.join(spaced)})\b"] if spaced else []
-    return re.compile("|".join(parts + bare))
+    spaced = [each for phrase in phrases if not _BARE.search(phrase) for each in _unfolded(phrase)]
+    plain = [each for each in spaced if each[0].isascii() or not _LETTER.match(each)]
+    whole = [rf"\b(?:{_sorted(spaced)})\b"] if spaced else []
+    only = rf"\b(?:{_sorted(plain)})\b" if plain else "(?!)"
+    return Phrases(re.compile("|".join(whole + bare)), re.compile(only))
 
 
 IMPERATIVES = (

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from itertools import islice
 
 from proxy.core.defang import defanged
-from proxy.core.facts import Observed, observed, one_line, values
+from proxy.core.facts import Observed, observed, one_line
 from proxy.core.message import Message
 from proxy.core.orders import orders
+from proxy.core.values import values
 
 # What is looked at: messages from either end, and characters from either end of each of their texts.
 OLDEST, NEWEST = 300, 700

@@ -1,20 +1,16 @@
-"""Exact values in a text, and what can be observed of a conversation without a model.
+"""What can be observed of a conversation without a model: paths, commands, errors and other exact values.
 
 Whatever comes from tools and from the assistant may be hostile. It is only ever quoted as short values of
 known shapes, without control or invisible characters, and never as a sentence but for one line of an error.
 """
 
-# ruff: noqa: RUF001 - letters of many scripts
-
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import islice
-from typing import NamedTuple
 
-from proxy.core.cues import IMPERATIVES
 from proxy.core.message import Call, Message
+from proxy.core.values import values
 
 # Of one text no more than this is looked at, in characters: its head and its tail.
 HEAD_CHARACTERS, TAIL_CHARACTERS = 24 * 1024, 8 * 1024
@@ -22,8 +18,6 @@ HEAD_CHARACTERS, TAIL_CHARACTERS = 24 * 1024, 8 * 1024
 LINE_CHARACTERS = 2_000
 # Quoted of a line that reports an error, of a shell command, and of any other value, in characters.
 ERROR_CHARACTERS, COMMAND_CHARACTERS, VALUE_CHARACTERS = 120, 100, 160
-# Messages are cached apart beyond the first, not at all beyond the second, so that caches stay small.
-SMALL_CHARACTERS, LARGE_CHARACTERS = 4_096, 65_536
 # What one message may contribute.
 VALUES_A_MESSAGE, ERRORS_A_MESSAGE = 40, 3
 
@@ -32,81 +26,6 @@ _UNSEEN = re.compile(
     "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\uffff\ud800-\udfff\U000e0000-\U000e0fff]+"
 )
 
-_MONTH = "(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}"
-_TOPS = (
-    "internal|local|localhost|lan|corp|com|net|org|io|dev|app|ai|cloud|edu|gov|info|test|example|de|fr|es|"
-    "it|nl|eu|uk|in|cn|jp|br|ru"
-)
-_PROGRAMMING = (
-    "Python|JavaScript|TypeScript|Rust|Go|Golang|Kotlin|Swift|Java|Ruby|PHP|Perl|Scala|Haskell|Elixir|Bash|"
-    "C\\+\\+|C#"
-)
-_SPOKEN = (
-    "English|German|French|Spanish|Italian|Portuguese|Russian|Chinese|Japanese|Korean|Hindi|Arabic|Bengali|"
-    "Urdu|Dutch|Polish|Turkish"
-)
-_SUFFIXES = (
-    "py|pyi|js|jsx|ts|tsx|rs|go|java|kt|c|h|cc|cpp|hpp|rb|php|swift|sh|sql|md|rst|txt|pdf|csv|tsv|json|"
-    "jsonl|ya?ml|toml|ini|cfg|conf|lock|xml|html|css|log|ipynb|proto|tf|env|docx?|xlsx?|png|jpe?g|svg|zip|gz"
-)
-_STARTS = (
-    "the|a|an|only|no|not|never|always|do|don't|please|my|our|your|this|that|these|if|when|once|i|we|it|and|"
-    "but|for|in|on|at|to|all|every|now|so"
-)
-# In order: where two begin at the same place the first one counts.
-_FAMILIES = {
-    "url": r"(?i:https?|wss?|postgres(?:ql)?|redis|s3|ssh|ftp)://[^\s<>\"'`|{}\\^\[\]]{1,300}",
-    "email": r"[A-Za-z0-9][\w.+-]{0,63}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,4}",
-    "id": r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b",
-    "date": rf"\b\d{{4}}-\d\d?-\d\d?\b(?:T[\d:.]{{4,12}}Z?)?|\b\d{{1,2}}[./]\d{{1,2}}[./]\d{{2,4}}\b|"
-        rf"\b(?i:{_MONTH})\.? \d{{1,2}}(?:st|nd|rd|th)?\b(?:,? \d{{4}}\b)?"
-    rf"|\b\d{{1,2}}(?:st|nd|rd|th|\.)? (?i:{_MONTH})\b(?:,? \d{{4}}\b)?"
-    r"|(?:\d{4}年)?\d{1,2}月\d{1,2}[日号]",
-    "weekday": r"\b(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day\b"
-    r"|(?:周|星期|礼拜)[一二三四五六日天]|[月火水木金土日]曜日?"
-    r"|\b(?i:lunes|martes|miércoles|jueves|viernes|lundi|mardi|mercredi|jeudi|vendredi|montag|dienstag|"
-    r"mittwoch|donnerstag|freitag)\b",
-    "money":
-        r"[$€£¥₹₽]\s?\d[\d,.]{0,30}\d?(?:[kKmM]\b)?|\b\d[\d,.]{0,30}\s?(?i:usd|eur|gbp|inr|dollars?|euros?|pounds?|"
-        r"rupees|dólares|reais|€|₽)(?!\w)|\d[\d,.]{0,30}\s?(?:元|円|美元|欧元|रुपये|руб\w*|টাকা|روپے)",
-    "percent": r"\b\d{1,20}(?:\.\d{1,20})?\s?%",
-    "phase": r"\b\d{1,3} (?:of|von|de|sur|из) \d{1,3}\b",
-    "address": r"\b\d{1,3}(?:\.\d{1,3}){3}\b(?::\d{2,5})?",
-    "region": r"\b(?:us|eu|ap|sa|ca|me|af|cn|il|uk)-(?:gov-)?(?:north|south|east|west|central|northeast|"
-        r"southeast|northwest|southwest)-?\d\b",
-    "zone": r"\b[A-Z][a-z]{2,12}/[A-Z][A-Za-z_]{2,20}(?:/[A-Z][A-Za-z_]{2,20})?\b|\b(?:UTC|"
-        r"GMT)(?:[+-]\d{1,2}(?::\d\d)?)?\b|\b(?:CE|E|P|C|M)[SD]?T\b",
-    "branch": r"\b(?:feature|feat|fix|bugfix|hotfix|release|spike|chore|docs|task|wip|experiment|"
-        r"refactor)/[\w.-]{1,80}",
-    "path": rf"(?<![\w/.])(?:~|\.{{1,2}})?/?(?:[\w@+-][\w.@+-]{{0,80}}/){{1,24}}[\w.@+-]{{0,120}}|"
-        rf"(?<![\w/.])/[\w.@+-]{{2,80}}\b|\b[\w-][\w.-]{{0,80}}\.(?:{_SUFFIXES})\b",
-    "host": rf"\b[a-z0-9][a-z0-9-]{{0,62}}(?:\.[a-z0-9-]{{1,62}}){{0,5}}\.(?:{_TOPS})\b(?::\d{{2,5}})?|"
-        rf"\blocalhost(?::\d{{2,5}})?\b",
-    "time": r"\b\d{1,2}:\d\d(?::\d\d)?(?: ?[ap]m\b)?|\b\d{1,2} ?[ap]m\b",
-    "amount": r"\b\d{1,20}(?:[.,]\d{1,20}){0,6}\s?(?:ns|µs|ms|s|sec|secs|seconds?|minutes?|mins?|hours?|h|"
-        r"days?|weeks?|months?|years?|[kKMGT]i?[bB]|rps|px|km|cm|mm|kg|g|[kmM])\b",
-    "version": r"\bv\d+(?:\.\d+){0,3}(?:-[\w.]{1,20})?\b|\b\d+\.\d+\.\d+(?:-[\w.]{1,20})?\b|"
-        r"\b(?<=[A-Za-z] )\d+\.\d+\b",
-    "code":
-        r"\b(?=[A-Za-z_#-]{0,40}\d)(?=[\d_#-]{0,40}[A-Za-z])[A-Za-z0-9]{1,40}(?:[_-][A-Za-z0-9]{1,40}){0,8}\b|"
-        r"\b[A-Z][A-Z0-9]{1,30}(?:_[A-Z0-9]{1,30}){1,6}\b",
-    "language": rf"\b(?:{_PROGRAMMING}|{_SPOKEN})(?!\w)",
-    "name": rf"\b(?!(?i:{IMPERATIVES}|"
-        rf"{_STARTS})\b)[A-Z][a-z'’-]{{1,24}}(?: [A-Z][a-z'’-]{{1,24}}){{1,3}}\b(?!/)",
-    "number": r"(?<![\w.])\d{1,20}(?:[.,]\d{1,20}){0,3}(?!\w)",
-}  # fmt: skip
-_VALUE = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _FAMILIES.items()))
-# What a word just before says of a bare value.
-_NAMED = re.compile(
-    r"\b(?:(?P<commit>commit|sha|revision|rev)|(?P<branch>branch)|(?P<port>port))s?\b(?:[ :=]|is|"
-    r"\w+ (?:is|now)){0,3}[ `'\"]*$",
-    re.IGNORECASE,
-)
-_HEX = re.compile(r"[0-9a-f]{7,40}")
-_ORDINAL = re.compile(r"\d+(?:st|nd|rd|th)|[a-z]{1,2}\d|utf-8|p\d\d|\d[dD]|\d+x", re.IGNORECASE)
-
-# What identifies something, as opposed to how much or when.
-OBJECTS = frozenset({"path", "code", "id", "name", "branch", "commit", "email"})
 _OBSERVED = frozenset(
     {"url", "email", "id", "money", "version", "code", "date", "commit", "branch", "port", "address", "host"}
 )
@@ -116,6 +35,11 @@ _ERROR = re.compile(
     r"FAILED?\b|[Ff]atal[: ]|panic(?:ked)?[: ]|command not found|No such file|Permission denied|"
     r"[Cc]annot find)"
 )
+# One of these is in every line that `_ERROR` finds, and in hardly any other.
+_ERROR_SIGNS = (
+    "Error", "Exception", "Failure", "Warning", "Traceback", "error", "ERROR", "FAIL", "atal", "panic",
+    "command not found", "No such file", "Permission denied", "annot find",
+)  # fmt: skip
 _EXIT = re.compile(
     r"\b(?:exit(?:ed with)?(?: code| status)?|return ?code|exitCode)\"?[:= ]{1,3}(-?\d{1,3})\b", re.IGNORECASE
 )
@@ -155,18 +79,10 @@ _SHELL = (
 )
 
 
-class Value(NamedTuple):
-    """An exact value in a text.
-
-    Attributes:
-        kind: What it is, such as `money`; values of different kinds never take one another's place.
-        text: As written.
-        start: Offset in the text, in characters.
-    """
-
-    kind: str
-    text: str
-    start: int
+# Kind, text, and deed: "" for what is no path.
+Shown = tuple[str, str, str]
+_NO_DEEDS: frozenset[str] = frozenset()
+_IN_ORDER = ("read", "created", "modified", "deleted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,24 +115,6 @@ def one_line(text: str, characters: int) -> str:
     return " ".join(seen.split())[:characters]
 
 
-def _named(kind: str, text: str, before: str) -> str:
-    said = _NAMED.search(before)
-    if said and kind in {"code", "number", "path", "id"}:
-        return said.lastgroup or kind
-    return "commit" if kind == "code" and _HEX.fullmatch(text) and len(text) > 6 else kind
-
-
-def values(text: str) -> Iterator[Value]:
-    """Exact values in a text, in order; it should be bounded, see `looked_at`."""
-    for found in _VALUE.finditer(text):
-        kind, exact = found.lastgroup or "", found.group().rstrip(".,;:!?)-")
-        if kind == "code" and _ORDINAL.fullmatch(exact):
-            continue
-        if exact:
-            before = text[max(0, found.start() - 40) : found.start()]
-            yield Value(_named(kind, exact, before), exact, found.start())
-
-
 def _shell_paths(command: str) -> Iterator[tuple[str, str]]:
     for deed, pattern in _SHELL:
         for found in pattern.finditer(command):
@@ -236,7 +134,7 @@ def _call_paths(call: Call, arguments: str) -> Iterator[tuple[str, str]]:
         yield {"Add": "created", "Update": "modified", "Delete": "deleted"}[done], path
 
 
-def _called(call: Call) -> Iterator[tuple[str, str, str]]:
+def _called(call: Call) -> Iterator[Shown]:
     """What a call shows: kind, text, deed."""
     yield from (("path", path, deed) for deed, path in _call_paths(call, call.arguments))
     for found in _COMMAND_KEY.finditer(call.arguments):
@@ -247,30 +145,30 @@ def _called(call: Call) -> Iterator[tuple[str, str, str]]:
         yield from (("path", path, deed) for deed, path in _shell_paths(command))
 
 
-def _errors(text: str) -> Iterator[tuple[str, str, str]]:
+def _errors(text: str) -> Iterator[Shown]:
+    signs = [sign for sign in _ERROR_SIGNS if sign in text]
     shown = 0
-    for line in text.splitlines():
-        if shown < ERRORS_A_MESSAGE and (found := _ERROR.search(line, 0, LINE_CHARACTERS)):
-            shown += 1
+    for line in text.splitlines() if signs else ():
+        if not any(sign in line for sign in signs):
+            continue
+        if found := _ERROR.search(line, 0, LINE_CHARACTERS):
             yield "error", one_line(line[found.start() :], ERROR_CHARACTERS), ""
-    if (code := _EXIT.search(text)) and code.group(1) != "0":
+            shown += 1
+        if shown == ERRORS_A_MESSAGE:
+            break
+    lower = text.lower()
+    may_exit = not text.isascii() or "exit" in lower or "return" in lower
+    if may_exit and (code := _EXIT.search(text)) and code.group(1) != "0":
         yield "exit", f"exit code {code.group(1)}", ""
 
 
-def _seen(message: Message) -> tuple[tuple[str, str, str], ...]:
-    """What a message shows, in order. Only the parts that are looked at are held in a cache."""
-    calls = tuple(replace(call, arguments=looked_at(call.arguments)) for call in message.calls)
+def shown(message: Message) -> tuple[Shown, ...]:
+    """What one message shows, in order: kind, text on one line, and for a path what was done with it."""
     text = looked_at(message.text)
-    result = bool(message.answers) or message.role in {"tool", "function"}
-    size = len(text) + sum(len(call.id) + len(call.name) + len(call.arguments) for call in calls)
-    if size > LARGE_CHARACTERS:
-        return _shown(calls, text, result)
-    return (_seen_in_small if size <= SMALL_CHARACTERS else _seen_in_large)(calls, text, result)
-
-
-def _shown(calls: tuple[Call, ...], text: str, result: bool) -> tuple[tuple[str, str, str], ...]:  # noqa: FBT001 - an lru_cache tells by position
-    found = [each for call in calls for each in _called(call)]
-    if result:
+    found = [
+        each for call in message.calls for each in _called(replace(call, arguments=looked_at(call.arguments)))
+    ]
+    if message.answers or message.role in {"tool", "function"}:
         found += _errors(text)
     lines = "\n".join(line[:LINE_CHARACTERS] for line in text.splitlines())
     exact = (value for value in values(lines) if value.kind in _OBSERVED and len(value.text) > 2)
@@ -281,20 +179,25 @@ def _shown(calls: tuple[Call, ...], text: str, result: bool) -> tuple[tuple[str,
     )
 
 
-_seen_in_small = lru_cache(maxsize=4096)(_shown)
-_seen_in_large = lru_cache(maxsize=256)(_shown)
+def observed(
+    messages: Sequence[Message],
+    covered: Collection[int],
+    shown: Callable[[Message], tuple[Shown, ...]] = shown,
+) -> tuple[Observed, ...]:
+    """What the covered messages of tools and of the assistant show, each thing once, newest last.
 
-
-def observed(messages: Sequence[Message], covered: Collection[int]) -> tuple[Observed, ...]:
-    """What the covered messages of tools and of the assistant show, each thing once, newest last."""
-    found: dict[tuple[str, str], Observed] = {}
+    `shown` may be a memory of the function of that name.
+    """
+    found: dict[tuple[str, str], tuple[int, frozenset[str]]] = {}
     for at in sorted(covered):
         message = messages[at]
         if message.privileged or (message.role == "user" and not message.answers):
             continue
-        for kind, text, deed in _seen(message):
-            known = found.pop((kind, text), None)
-            deeds = {*(known.deeds if known else ()), *([deed] if deed else ())}
-            ordered = tuple(each for each in ("read", "created", "modified", "deleted") if each in deeds)
-            found[kind, text] = Observed(kind, text, at, ordered)
-    return tuple(each for each in found.values() if each.text)
+        for kind, text, deed in shown(message):
+            _, deeds = found.pop((kind, text), (0, _NO_DEEDS))
+            found[kind, text] = at, deeds | {deed} if deed else deeds
+    return tuple(
+        Observed(kind, text, at, tuple(each for each in _IN_ORDER if each in deeds) if deeds else ())
+        for (kind, text), (at, deeds) in found.items()
+        if text
+    )

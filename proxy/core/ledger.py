@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 from proxy.core import cues
 from proxy.core.cues import Kind
-from proxy.core.facts import Observed, observed
+from proxy.core.facts import Observed, Shown, observed, shown
 from proxy.core.ledger_text import Entry, Ledger, Remark, flat, rendered
 from proxy.core.message import Message
 from proxy.core.statements import Statement, folded, statements
-from proxy.core.supersession import remainder, supersedes
+from proxy.core.supersession import concerns, remainder, supersedes
 
 __all__ = [
     "Entry",
@@ -23,6 +23,7 @@ __all__ = [
     "Observed",
     "Outdated",
     "Remark",
+    "Standing",
     "ledger",
     "outdated",
     "rendered",
@@ -60,82 +61,51 @@ class _InForce:
     def __init__(self) -> None:
         self.spoken: dict[int, _Spoken] = {}
         self._by_word: defaultdict[str, list[int]] = defaultdict(list)
+        self._asked: list[int] = []
         self._next = 0
 
     def add(self, spoken: _Spoken) -> None:
         for key in self._rivals(spoken):
             old = self.spoken[key]
-            if old.turn == spoken.turn:
-                continue
             if supersedes(spoken.said, old.said, next_to=spoken.turn == old.turn + 1):
-                del self.spoken[key]
+                self._drop(key)
                 spoken = replace(spoken, kind=_weightier(spoken.kind, old.kind))
             elif left := remainder(spoken.said, old.said):
                 self.spoken[key] = replace(old, said=left)
         self.spoken[self._next] = spoken
         for word in spoken.said.words:
             self._by_word[word].append(self._next)
+        if spoken.kind is Kind.REQUEST and not spoken.said.label:
+            self._asked.append(self._next)
         self._next += 1
 
     def _rivals(self, spoken: _Spoken) -> list[int]:
+        """Keys of what it may replace, oldest first: what another message says of the same subject."""
         found: set[int] = set()
         for word in spoken.said.words:
-            self._by_word[word] = [key for key in self._by_word[word] if key in self.spoken][-COMPARED:]
-            found.update(self._by_word[word])
-        return sorted(found)
+            held = self._by_word[word]
+            del held[:-COMPARED]
+            found.update(held)
+        new, turn = spoken.said, spoken.turn
+        rivals = ((key, self.spoken[key]) for key in found)
+        return sorted(key for key, old in rivals if old.turn != turn and concerns(new, old.said))
 
-    def close(self, turn: int) -> None:
-        """The newest request before `turn` is done or given up; one that the user labelled stays."""
-        for key in reversed(self.spoken):
-            spoken = self.spoken[key]
-            if spoken.kind is Kind.REQUEST and not spoken.said.label and spoken.turn < turn:
-                self.spoken[key] = replace(spoken, kind=None)
+    def _drop(self, key: int) -> None:
+        for word in self.spoken.pop(key).said.words:
+            if key in (held := self._by_word[word]):
+                held.remove(key)
+
+    def close(self) -> None:
+        """The newest request so far is done or given up; one that the user labelled stays."""
+        while self._asked:
+            key = self._asked.pop()
+            if key in self.spoken:
+                self.spoken[key] = replace(self.spoken[key], kind=None)
                 return
 
 
 def _weightier(new: Kind | None, old: Kind | None) -> Kind | None:
     return max(new, old, key=lambda kind: _WEIGHT[kind] if kind else 0)
-
-
-def _in_force(messages: Sequence[Message]) -> list[_Spoken]:
-    found = _InForce()
-    for turn, (at, message) in enumerate(_users(messages)):
-        if cues.CLOSING.match(folded(message.text[:80])):
-            found.close(turn)
-        for said in statements(message.text):
-            found.add(_Spoken(said, at, turn, said.kind))
-    return list(found.spoken.values())
-
-
-def ledger(
-    messages: Sequence[Message],
-    covered: Collection[int],
-    name: Callable[[int], str],
-    pins: Sequence[str] = (),
-) -> Ledger:
-    """What has to be kept of the covered messages.
-
-    Args:
-        messages: All non-privileged messages of the request; an index is a position among them.
-        covered: Indices that the forwarded list will not contain any more. Only they are quoted, but what
-            is said in any message replaces what was said before.
-        name: The id of the message at an index.
-        pins: Rules given by header or API; they come first.
-    """
-    gone = frozenset(covered)
-    kept = [spoken for spoken in _in_force(messages) if spoken.at in gone and spoken.said.text]
-    pinned = tuple(Entry(Kind.RULE, pin.strip(), "", PIN) for pin in dict.fromkeys(pins) if pin.strip())
-    entries = tuple(
-        Entry(spoken.kind, spoken.said.text, name(spoken.at), spoken.at, bool(spoken.said.label))
-        for spoken in kept
-        if spoken.kind
-    )
-    rest: dict[int, list[str]] = {}
-    for spoken in kept:
-        if not spoken.kind:
-            rest.setdefault(spoken.at, []).append(spoken.said.text)
-    texts = tuple(Remark(" ".join(said)[:HEAD_CHARACTERS], name(at), at) for at, said in rest.items())
-    return Ledger(pinned + entries, texts, observed(messages, gone))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,22 +121,84 @@ class Outdated:
     values: frozenset[str]
 
 
+class Standing:
+    """What users have said, read in order, and what of it holds after the last word.
+
+    Args:
+        messages: All non-privileged messages of a request; an index is a position among them.
+        said: What a text states; `core.statements.statements`, or a memory of it.
+    """
+
+    def __init__(
+        self, messages: Sequence[Message], said: Callable[[str], tuple[Statement, ...]] = statements
+    ) -> None:
+        self._said = [(at, said(message.text)) for at, message in _users(messages)]
+        found = _InForce()
+        for turn, (at, stated) in enumerate(self._said):
+            if cues.CLOSING.match(folded(messages[at].text[:80])):
+                found.close()
+            for each in stated:
+                found.add(_Spoken(each, at, turn, each.kind))
+        self._holding = list(found.spoken.values())
+
+    def of(self, covered: Collection[int]) -> list[_Spoken]:
+        """What was said in the covered messages and holds."""
+        return [spoken for spoken in self._holding if spoken.at in covered and spoken.said.text]
+
+    def outdated(self) -> Outdated:
+        """What later messages have replaced, so that no summary brings it back."""
+        kept = {(spoken.at, spoken.said.text) for spoken in self._holding}
+        gone = [(at, said) for at, all_ in self._said for said in all_ if (at, said.text) not in kept]
+        texts: defaultdict[int, list[str]] = defaultdict(list)
+        for at, said in gone:
+            texts[at].append(said.text)
+        valid = " ".join(spoken.said.text for spoken in self._holding).casefold()
+        values = {value for _, said in gone for _, value in said.values}
+        return Outdated(
+            {at: tuple(each) for at, each in texts.items()},
+            frozenset(value for value in values if value not in valid),
+        )
+
+
+def ledger(
+    messages: Sequence[Message],
+    covered: Collection[int],
+    name: Callable[[int], str],
+    pins: Sequence[str] = (),
+    *,
+    standing: Standing | None = None,
+    seen: Callable[[Message], tuple[Shown, ...]] = shown,
+) -> Ledger:
+    """What has to be kept of the covered messages.
+
+    Args:
+        messages: All non-privileged messages of the request; an index is a position among them.
+        covered: Indices that the forwarded list will not contain any more. Only they are quoted, but what
+            is said in any message replaces what was said before.
+        name: The id of the message at an index.
+        pins: Rules given by header or API; they come first.
+        standing: Of these messages, where it is known already.
+        seen: What a message shows; `core.facts.shown`, or a memory of it.
+    """
+    gone = frozenset(covered)
+    kept = (standing or Standing(messages)).of(gone)
+    pinned = tuple(Entry(Kind.RULE, pin.strip(), "", PIN) for pin in dict.fromkeys(pins) if pin.strip())
+    entries = tuple(
+        Entry(spoken.kind, spoken.said.text, name(spoken.at), spoken.at, bool(spoken.said.label))
+        for spoken in kept
+        if spoken.kind
+    )
+    rest: dict[int, list[str]] = {}
+    for spoken in kept:
+        if not spoken.kind:
+            rest.setdefault(spoken.at, []).append(spoken.said.text)
+    texts = tuple(Remark(" ".join(said)[:HEAD_CHARACTERS], name(at), at) for at, said in rest.items())
+    return Ledger(pinned + entries, texts, observed(messages, gone, seen))
+
+
 def outdated(messages: Sequence[Message]) -> Outdated:
     """What later messages have replaced, so that no summary brings it back."""
-    standing = _in_force(messages)
-    kept = {(spoken.at, spoken.said.text) for spoken in standing}
-    gone = [
-        (at, said)
-        for at, message in _users(messages)
-        for said in statements(message.text)
-        if (at, said.text) not in kept
-    ]
-    texts: dict[int, tuple[str, ...]] = {}
-    for at, said in gone:
-        texts[at] = (*texts.get(at, ()), said.text)
-    valid = " ".join(spoken.said.text for spoken in standing).casefold()
-    values = {value for _, said in gone for _, value in said.values}
-    return Outdated(texts, frozenset(value for value in values if value not in valid))
+    return Standing(messages).outdated()
 
 
 def rules(ledger: Ledger) -> tuple[str, ...]:

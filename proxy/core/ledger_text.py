@@ -15,6 +15,8 @@ from proxy.core.facts import Observed
 REQUEST_SHARE = 0.4
 # What was observed is sent with every request from now on: it fills no more than this of the budget.
 OBSERVED_SHARE = 0.4
+# What stands around an observation in its line.
+OBSERVED_CHARACTERS = len("- : \n")
 
 _HEADINGS = {
     Kind.RULE: "Rules of the user:",
@@ -183,7 +185,12 @@ def _rank(fact: Observed) -> int:
 def _observations(page: _Page, facts: Sequence[Observed]) -> None:
     numbered = sorted(enumerate(facts), key=lambda item: (_rank(item[1]), -item[0]))
     for number, fact in numbered:
-        line = f"- {fact.kind}: {flat(defanged(_shown(fact)))}"
+        said = _shown(fact)
+        if (
+            page.room < len(fact.kind) + len(said) + OBSERVED_CHARACTERS
+        ):  # what is made harmless is no shorter
+            continue
+        line = f"- {fact.kind}: {flat(defanged(said))}"
         if page.cost(_OBSERVED, line) <= page.room:
             page.put(_OBSERVED, (_rank(fact) // 2, number), line)
 

@@ -14,7 +14,8 @@ from itertools import islice
 
 from proxy.core import cues
 from proxy.core.cues import Kind
-from proxy.core.facts import Value, looked_at, values
+from proxy.core.facts import looked_at
+from proxy.core.values import Value, values
 
 # A sentence longer than this is cut; nobody states a rule at such length, in characters.
 STATEMENT_CHARACTERS = 600
@@ -24,14 +25,17 @@ SHORT_CHARACTERS = 2_000
 STATEMENTS_A_MESSAGE = 400
 # Statements at the head of a long message that are quoted without a cue.
 HEAD_STATEMENTS = 6
-# Texts longer than this are cached apart, so that the cache stays small, in characters.
+# What a text longer than this contributes without a cue is bounded, in characters.
 SMALL_TEXT_CHARACTERS = 4_096
+# Words whose roots are remembered: a language has not many more.
+KNOWN_WORDS = 16_384
 
 # A fence that is never closed is none: what follows may be a rule.
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\n]*\n.*?^[ \t]*(?:```|~~~)[^\n]*$", re.DOTALL | re.MULTILINE)
 _SENTENCE_END = re.compile(
     r"(?<=[.!?…])[\"'”’)\]]{0,2}[ \t]+(?=[^a-z \t])|(?<=[a-z]{3}[.!?])[ \t]+(?=[a-z])|(?<=[。！？।۔؟])[ \t]*"
 )
+_STOP = re.compile(r"[.!?…。！？।۔؟]")
 _BULLET = re.compile(r"(?:[-*•‣◦]|\(?\d{1,2}[.)]|[a-z]\))[ \t]+")
 _LABEL = re.compile(
     r"(?P<loud>[A-Z][A-Z0-9 _/-]{1,40}):\s|(?P<said>[^\W\d_][^:.!?\n，。：]{1,40})[:：](?:\s|$|(?<=：))"
@@ -65,6 +69,8 @@ class Statement:
         question: It asks, so it changes nothing.
         corrects: It says that it changes something.
         adds: It says that it comes on top.
+        folded: Its text as it is compared.
+        kinds: The kinds of its values.
     """
 
     text: str
@@ -76,10 +82,14 @@ class Statement:
     question: bool = False
     corrects: bool = False
     adds: bool = False
+    folded: str = ""
+    kinds: frozenset[str] = frozenset()
 
 
 def folded(text: str) -> str:
     """The text as it is compared: one case, one kind of apostrophe, single spaces."""
+    if text.isascii():
+        return " ".join(text.lower().split())
     plain = unicodedata.normalize("NFC", text).casefold().replace("’", "'")
     return " ".join(plain.split())
 
@@ -99,13 +109,23 @@ def stem(word: str) -> str:
 _SAME = {stem(word): row.split()[0] for row in cues.THESAURUS for word in row.split()}
 
 
+@lru_cache(maxsize=KNOWN_WORDS)
+def _root(word: str) -> str:
+    """What a word stands for where statements are compared."""
+    found = stem(word)
+    return _SAME.get(found, found)
+
+
 def _content(text: str, found: list[Value]) -> frozenset[str]:
     for value in reversed(found):
         text = f"{text[: value.start]} {text[value.start + len(value.text) :]}"
     plain = folded(text)
-    pairs = {run[k : k + 2] for run in _UNSPACED.findall(plain) for k in range(len(run) - 1)}
-    words = [word for word in _WORD.findall(_UNSPACED.sub(" ", plain)) if word not in cues.STOP_WORDS]
-    return frozenset({_SAME.get(stem(word), stem(word)) for word in words if len(word) > 1}) | pairs
+    pairs: set[str] = set()
+    if not plain.isascii():
+        pairs = {run[k : k + 2] for run in _UNSPACED.findall(plain) for k in range(len(run) - 1)}
+        plain = _UNSPACED.sub(" ", plain)
+    words = (word for word in _WORD.findall(plain) if len(word) > 1 and word not in cues.STOP_WORDS)
+    return frozenset(map(_root, words)).union(pairs)
 
 
 def _subject(text: str) -> frozenset[str]:
@@ -177,6 +197,8 @@ def _statement(text: str, block: tuple[str, Kind | None]) -> Statement:
         question or cues.HYPOTHESIS.match(plain) is not None,
         cues.CORRECTION.search(plain) is not None,
         cues.ADDITION.search(plain) is not None,
+        folded(text),
+        frozenset(kind for kind, _ in exact),
     )
 
 
@@ -193,14 +215,26 @@ def _prose(line: str) -> bool:
     """Whether a line of a long message reads like something said rather than something printed."""
     if _QUOTED.match(line):
         return False
-    letters = sum(character.isalpha() or character.isspace() for character in line)
+    letters = sum(map(str.isalpha, line)) + sum(map(str.isspace, line))
     return letters >= 0.8 * len(line)
+
+
+def _sentences(line: str) -> Iterator[str]:
+    """The line cut where `_SENTENCE_END` says, which is behind a stop only."""
+    start = 0
+    for stop in _STOP.finditer(line):
+        if stop.end() >= start and (gap := _SENTENCE_END.match(line, stop.end())):
+            yield line[start : gap.start()]
+            start = gap.end()
+    yield line[start:]
 
 
 def _cut(text: str) -> Iterator[Statement]:
     long = len(text) > SHORT_CHARACTERS
     block: tuple[str, Kind | None] = ("", None)
-    for raw in _FENCE.sub("\n", looked_at(text)).splitlines():
+    seen = looked_at(text)
+    fenced = "```" in seen or "~~~" in seen
+    for raw in (_FENCE.sub("\n", seen) if fenced else seen).splitlines():
         bullet = _BULLET.match(line := raw.strip())
         line = line[bullet.end() :] if bullet else line
         if not line or (long and not _prose(line)):
@@ -208,7 +242,7 @@ def _cut(text: str) -> Iterator[Statement]:
         inherited = block if bullet else ("", None)
         if not bullet:
             block = _label(line)[:2] if line.endswith((":", "：")) else ("", None)
-        for sentence in _SENTENCE_END.split(line):
+        for sentence in _sentences(line):
             for piece in _short_pieces(sentence.strip()):
                 if piece:
                     yield _statement(piece, inherited)
@@ -216,12 +250,10 @@ def _cut(text: str) -> Iterator[Statement]:
                     inherited = own if own[1] else inherited
 
 
-@lru_cache(maxsize=4096)
 def _of_small(text: str) -> tuple[Statement, ...]:
     return tuple(_cut(text))
 
 
-@lru_cache(maxsize=256)
 def _of_large(text: str) -> tuple[Statement, ...]:
     found = enumerate(islice(_cut(text), STATEMENTS_A_MESSAGE))
     return tuple(statement for number, statement in found if statement.kind or number < HEAD_STATEMENTS)

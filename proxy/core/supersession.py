@@ -9,23 +9,22 @@ import re
 from dataclasses import replace
 
 from proxy.core.cues import Kind
-from proxy.core.facts import OBJECTS
 from proxy.core.statements import Statement, folded
+from proxy.core.values import OBJECTS
 
 _CLAUSE_END = re.compile(r",? (?:and|und|y|et|e|и) |[,;，；、] ?")  # noqa: RUF001 - punctuation of many scripts
 
 
 def _changed(new: Statement, old: Statement) -> bool:
     """Whether `new` gives another value of a kind that `old` has, and nothing of `old` is left out."""
-    kinds = {kind for kind, _ in old.values}
-    return bool(kinds) and kinds <= {kind for kind, _ in new.values} and new.values != old.values
+    return bool(old.kinds) and old.kinds <= new.kinds and new.values != old.values
 
 
 def _parallel(new: Statement, old: Statement) -> bool:
     """Whether, values aside, just one word is another: the same said of something else."""
     if len(new.words - old.words) != 1 or len(old.words - new.words) != 1:
         return False
-    ours, theirs = folded(new.text).split(), folded(old.text).split()
+    ours, theirs = new.folded.split(), old.folded.split()
     others = sum(one != other for one, other in zip(ours, theirs, strict=False))
     return len(ours) == len(theirs) and others <= 1 + len(new.values)
 
@@ -47,16 +46,28 @@ def _takes_value(new: Statement, old: Statement, shared: int, *, next_to: bool, 
     smaller = min(len(new.words), len(old.words))
     if relabelled:
         return shared >= 0.3 * smaller
-    asked = Kind.REQUEST in {new.kind, old.kind} and {kind for kind, _ in old.values} & OBJECTS
-    if asked or _parallel(new, old):
+    if shared < (0.5 if next_to else 0.7) * smaller or shared < min(2, smaller):
         return False
-    return shared >= (0.5 if next_to else 0.7) * smaller and shared >= min(2, smaller)
+    asked = Kind.REQUEST in {new.kind, old.kind} and old.kinds & OBJECTS
+    return not (asked or _parallel(new, old))
 
 
 def _same_subject(new: Statement, old: Statement, shared: int) -> bool:
     subjects = len(new.subject & old.subject)
     whole = shared >= 0.4 * min(len(new.words), len(old.words))
     return whole or subjects >= 0.5 * max(1, min(len(new.subject), len(old.subject)))
+
+
+def concerns(new: Statement, old: Statement) -> bool:
+    """Whether `new` may take the place of `old`, or of a part of it: said in no time of nearly all others."""
+    if new.folded == old.folded:
+        return True
+    if new.question:
+        return False
+    if new.corrects or (new.label and new.label == old.label):
+        return True
+    least = min(len(new.words), len(old.words))
+    return not new.kinds.isdisjoint(old.kinds) and 2 * len(new.words & old.words) >= least
 
 
 def supersedes(new: Statement, old: Statement, *, next_to: bool) -> bool:
@@ -67,7 +78,7 @@ def supersedes(new: Statement, old: Statement, *, next_to: bool) -> bool:
     shared = len(new.words & old.words)
     if not shared or new.question:
         return False
-    if folded(new.text) == folded(old.text):
+    if new.folded == old.folded:
         return True
     relabelled = next_to and bool(new.label) and new.label == old.label
     if new.corrects:
@@ -82,18 +93,18 @@ def remainder(new: Statement, old: Statement) -> Statement | None:
 
     The parts are quoted as they were written; without any left, the statement has no text.
     """
-    changed = {kind for kind, _ in new.values} & {kind for kind, _ in old.values - new.values}
-    shared = len(new.words & old.words)
-    if new.question or new.adds or not changed or _changed(new, old):
+    if new.question or new.adds or new.kind is Kind.REQUEST or new.kinds.isdisjoint(old.kinds):
         return None
-    if (
-        new.kind is Kind.REQUEST
-        or shared < 0.5 * len(new.words)
-        or not (new.corrects or new.words <= old.words)
+    if not new.words <= old.words and not (
+        new.corrects and len(new.words & old.words) >= 0.5 * len(new.words)
     ):
+        return None
+    changed = new.kinds & {kind for kind, _ in old.values - new.values}
+    if not changed or _changed(new, old):
         return None
     gone = [text for kind, text in old.values - new.values if kind in changed]
     parts = _CLAUSE_END.split(old.text)
     text = "; ".join(part for part in parts if not any(value in part.casefold() for value in gone))
     kept = frozenset(value for value in old.values if value[1] in text.casefold())
-    return replace(old, text=text, values=kept)
+    kinds = frozenset(kind for kind, _ in kept)
+    return replace(old, text=text, values=kept, folded=folded(text), kinds=kinds)

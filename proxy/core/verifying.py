@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from proxy.core.facts import Observed, Value, observed, values
+from proxy.core.facts import Observed, observed
 from proxy.core.language import language as language_of
 from proxy.core.message import Message
 from proxy.core.orders import backed, orders
+from proxy.core.values import Value, values
 from proxy.errors import SummaryFailed
 
 LEAST_CHARACTERS = 40

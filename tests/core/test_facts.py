@@ -4,8 +4,9 @@ import time
 
 import pytest
 
-from proxy.core.facts import ERROR_CHARACTERS, Observed, observed, one_line, values
+from proxy.core.facts import ERROR_CHARACTERS, Observed, observed, one_line
 from proxy.core.message import Call, Message
+from proxy.core.values import values
 
 
 @pytest.mark.parametrize(

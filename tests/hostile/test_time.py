@@ -9,9 +9,9 @@ import time
 import pytest
 
 from proxy.core.answer import texts, validated
-from proxy.core.facts import values
 from proxy.core.language import language
 from proxy.core.orders import orders
+from proxy.core.values import values
 from proxy.errors import SummaryFailed
 
 PATIENCE_S = 5.0
