@@ -140,8 +140,6 @@ def percentile(found: Sequence[float], share: float) -> float:
 
 
 def _summed(latencies_s: Sequence[float], elapsed_s: float, cpu_s: float) -> Measured:
-    if not latencies_s:
-        raise LoadError(f"no answer within {elapsed_s:.1f} s")
     return Measured(
         answers=len(latencies_s),
         elapsed_s=elapsed_s,
@@ -161,8 +159,9 @@ async def measure(
 ) -> Measured:
     """Load a target, one connection for each of `requests`.
 
-    The window opens after `warm_s`, and not before every connection has had an answer. Connections end only
-    when their last answer has come, so that nothing is left over for the next measurement.
+    The window opens after `warm_s`, and not before every connection has had an answer; it stays open until
+    there is an answer in it. Connections end only when their last answer has come, so that nothing is left
+    over for the next measurement.
 
     Raises:
         LoadError: A connection was cut, or an answer is late or has another status than 200.
@@ -179,6 +178,7 @@ async def measure(
         before_s, opened_s = cpu_s(), time.perf_counter()
         answers.latencies_s.clear()
         await asyncio.sleep(window_s)
+        await _until(lambda: bool(answers.latencies_s), answers)
         elapsed_s, spent_s = time.perf_counter() - opened_s, cpu_s() - before_s
         latencies_s = list(answers.latencies_s)
         answers.running = False

@@ -11,8 +11,8 @@ from conversations import Conversation, large, small, streamed
 from load import Measured, Requests, measure
 from targets import Target
 
-# How long a target may work on what a generator has left behind.
-PATIENCE_S = 20.0
+# How long a target may take for a first answer under load, and for what a generator has left behind.
+PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +133,13 @@ class Wrk:
         return self._window(target, load, folder, self._plan.window_s)
 
     def _window(self, target: Target, load: Load, folder: Path, seconds: float) -> Measured:
-        number = self._runs[target.name, load.name] = self._runs.get((target.name, load.name), -1) + 1
-        try:
-            return wrk.run(
-                target.program, folder, load.connections, number=number, seconds=max(1, round(seconds))
-            )
-        finally:
+        """Load it for so long, and longer until there is an answer."""
+        whole_s = max(1, round(seconds))
+        while whole_s < PATIENCE_S:
+            number = self._runs[target.name, load.name] = self._runs.get((target.name, load.name), -1) + 1
+            found = wrk.run(target.program, folder, load.connections, number=number, seconds=whole_s)
             target.program.settle(PATIENCE_S)
+            if found.answers:
+                return found
+            whole_s *= 2
+        raise LoadError(f"no answer within {whole_s / 2} s")

@@ -235,10 +235,10 @@ def main() -> int:
     except (LoadError, RuntimeError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(report.everything(results))
-    print(f"{time.monotonic() - began_s:.0f} s.")
     if options.json:
         options.json.write_text(stored(results), "utf-8")
+    print(report.everything(results))
+    print(f"{time.monotonic() - began_s:.0f} s.")
     if options.readme:
         report.STORED.write_text(stored(results), "utf-8")
         report.write(results)

@@ -40,8 +40,10 @@ def written(folder: Path, conversations: Sequence[Conversation]) -> None:
         (folder / str(number)).write_bytes(pieces + b"%d\n" % len(held.turns) + turns)
 
 
-def run(program: Program, folder: Path, connections: int, *, number: int, seconds: float) -> Measured:
+def run(program: Program, folder: Path, connections: int, *, number: int, seconds: int) -> Measured:
     """Load a program for a while over so many connections; each run needs another `number`.
+
+    There may be no answer at all, if it takes longer.
 
     Requests that are under way at the end are cut off, as a client cuts them that leaves.
 
