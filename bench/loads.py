@@ -8,7 +8,7 @@ from typing import Protocol
 import uvloop
 import wrk
 from conversations import Conversation, large, small, streamed
-from load import Measured, Requests, measure
+from load import LoadError, Measured, Requests, measure
 from targets import Target
 
 # How long a target may take for a first answer under load, and for what a generator has left behind.
