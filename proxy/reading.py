@@ -155,7 +155,9 @@ class Reading:
             [raw for raw, known in zip(raws, found, strict=True) if not known], _raw_bytes
         ):
             await _between(start)
-            read += map(message, lot)
+            read += (
+                [await asyncio.to_thread(message, lot[0])] if lot and _large(lot[0]) else map(message, lot)
+            )
         new = iter(await self.counted(read, gauge))
         records: list[Message] = []
         for start, lot_found in _lots(found, _place_bytes):
@@ -181,7 +183,8 @@ class Reading:
             await _between(start)
             for record in lot:
                 counted = [next(counts) for _ in next(pairs)]
-                size = message_tokens(record, counted, rule, _parts(record, gauge))
+                parts = await _parts(record, gauge) if record.parts else 0
+                size = message_tokens(record, counted, rule, parts)
                 made.append(record.known(record.digest, size))
         return made
 
@@ -233,5 +236,12 @@ async def _between(start: int) -> None:
         await asyncio.sleep(0)
 
 
-def _parts(record: Message, gauge: Gauge) -> int:
-    return part_tokens(record.raw, gauge.model) if record.parts else 0
+async def _parts(record: Message, gauge: Gauge) -> int:
+    if _large(record.raw):
+        return await asyncio.to_thread(part_tokens, record.raw, gauge.model)
+    return part_tokens(record.raw, gauge.model)
+
+
+def _large(raw: bytes) -> bool:
+    """Whether a message is a lot by itself, and read beside the loop: each step of that blocks it briefly."""
+    return len(raw) > AT_ONCE_BYTES

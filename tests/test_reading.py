@@ -1,8 +1,14 @@
 """Messages are decoded and counted once, within a bound."""
 
+import json
 from collections.abc import Sequence
 
+import pytest
+
+from proxy.core.digest import prefix_digests
 from proxy.counting import Counting
+from proxy.dialects.chat import read
+from proxy.dialects.chat_reader import KEY_BYTES, Reader
 from proxy.reading import RECORD_BYTES, Gauge, Reading
 
 GAUGE = Gauge("gpt-x", "tiktoken")
@@ -47,3 +53,58 @@ async def test_short_messages_take_the_room_of_their_records() -> None:
         "six",
         "one",
     ]
+
+
+def talk(*texts: str) -> bytes:
+    """A body in which every third message is a tool's, and the first instructs."""
+    roles = ["system", "user", "tool"]
+    messages = [
+        {"role": roles[index % 3], "content": text, "tool_call_id": "c"} for index, text in enumerate(texts)
+    ]
+    return json.dumps({"user": "u" * 300, "messages": messages}).encode()
+
+
+TEXTS = ("one", "two", "three", "four")
+OTHER = Gauge("gpt-y", "tiktoken")
+
+
+@pytest.mark.parametrize(
+    ("max_listed", "gauges"),
+    [(100_000, (GAUGE, GAUGE, GAUGE)), (100_000, (GAUGE, OTHER, GAUGE)), (1_200, (GAUGE, GAUGE, GAUGE))],
+    ids=["grown", "counted-otherwise-in-between", "forgotten"],
+)
+async def test_a_grown_list_is_what_it_would_be_read_from_its_first_message(
+    max_listed: int, gauges: Sequence[Gauge]
+) -> None:
+    reader = Reader(bytes(KEY_BYTES))
+    reading = Reading({"tiktoken": Counting(Words())}, max_listed_bytes=max_listed)
+    fresh = Reading({"tiktoken": Counting(Words())})
+    texts = ["be brief", "one", "two words", "a b c", "now", "so"]
+    for size, gauge in zip((2, 4, 6), gauges, strict=True):
+        raw = talk(*texts[:size])
+        body = reader.read(raw, "t")
+        listed = await reading.listed(body, gauge)
+        assert listed == await fresh.listed(read(raw), gauge)
+        assert listed.prefixes == tuple(prefix_digests(listed.body))
+        assert listed.tokens == sum(message.tokens for message in listed.messages)
+        assert [message.raw for message in listed.messages] == list(read(raw).messages)
+        assert await reading.listed(body, gauge) == listed
+    reading.close()
+    fresh.close()
+
+
+async def test_of_a_grown_list_only_what_is_new_is_looked_at() -> None:
+    reader, words = Reader(bytes(KEY_BYTES)), Words()
+    reading = Reading({"tiktoken": Counting(words)}, max_held_bytes=0)  # single messages are not remembered
+    for size in (2, 3, 3, 4):
+        await reading.listed(reader.read(talk(*TEXTS[:size]), "t"), GAUGE)
+    reading.close()
+    assert words.asked == list(TEXTS)
+
+
+async def test_definitions_are_counted_once() -> None:
+    words = Words()
+    reading = Reading({"tiktoken": Counting(words)})
+    sizes = [await reading.overhead(['{"a": 1}', "[2]"], GAUGE) for _ in range(2)]
+    reading.close()
+    assert (sizes[0] == sizes[1], words.asked) == (True, ['{"a":1}', "[2]"])

@@ -21,11 +21,11 @@ Judgement = tuple[Any, ...] | str
 
 TEXT = st.text(st.characters(codec=None) | st.sampled_from('"\\/:{}[], '), max_size=8)
 VALUE = st.none() | st.booleans() | st.integers(-(10**40), 10**40) | TEXT | st.lists(TEXT, max_size=2)
-MESSAGE = st.fixed_dictionaries(
+MESSAGE: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": VALUE},
     optional={"name": TEXT, "messages": st.just([{}])},
 )
-MEMBERS = st.fixed_dictionaries(
+MEMBERS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {},
     optional={
         "model": TEXT,
@@ -56,7 +56,7 @@ def written(
     return json.dumps(fields, **layout).encode("utf-8", "replace")
 
 
-LAYOUT = st.sampled_from(
+LAYOUT: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
     [
         {"separators": (",", ":")},
         {"ensure_ascii": False},
@@ -72,7 +72,7 @@ SCRAP = st.sampled_from(
 @st.composite
 def histories(draw: st.DrawFn) -> list[bytes]:
     """Bodies as one client might send them after one another: grown, edited, cut, spaced anew, damaged."""
-    messages = draw(st.lists(MESSAGE, min_size=1, max_size=4))
+    messages: list[Any] = draw(st.lists(MESSAGE, min_size=1, max_size=4))
     before, behind, layout = draw(MEMBERS), draw(MEMBERS), draw(LAYOUT)
     raws = [written(messages, before, behind, layout)]
     for _ in range(draw(st.integers(1, 5))):
