@@ -183,3 +183,12 @@ async def test_what_stands_in_the_store_and_is_no_record_of_ours_does_no_harm() 
     await records.keep(anchors_key(TENANT, ROOT), {"anchors": [[1, 2]]}, ttl_s=60)
     anchors = Anchors(records)
     assert await anchors.find(TENANT, ROOT, PREFIXES, PLACE) is None
+
+
+async def test_what_is_forgotten_is_not_written_again() -> None:
+    store = Counted()
+    replica = Replica(store)
+    replica.note(anchor(4))
+    await replica.records.forget(anchors_key(TENANT, ROOT))
+    await replica.anchors.flush()
+    assert (store.written, await replica.found()) == ([], None)

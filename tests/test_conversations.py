@@ -199,3 +199,15 @@ async def test_a_total_that_is_no_number_counts_as_nothing() -> None:
     await conversations.flush()
     found = await kept(store)
     assert (found["requests"], found["prompt_tokens"]) == (1, 105)
+
+
+async def test_what_is_forgotten_is_not_written_by_what_waited() -> None:
+    store = MemoryStore()
+    records = Records(store, ignored)
+    conversations = Conversations(records, DAY_S)
+    conversations.note(TENANT, "c_1", "m", 1, USED)
+    conversations.note(TENANT, "c_2", "m", 1, USED)
+    await records.forget(conversation_key(TENANT, "c_1"))
+    await conversations.flush()
+    assert await kept(store, "c_1") is None
+    assert (await kept(store, "c_2"))["requests"] == 1

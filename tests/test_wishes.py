@@ -9,7 +9,7 @@ from proxy.adapters.memory_store import MemoryStore
 from proxy.core.keys import wishes_key
 from proxy.ports import Store
 from proxy.storage.records import Records
-from proxy.wishes import FRESH_S, MAX_PINS, MAX_UNDONE, NONE, Wishes, Wishing, pin_id, valid_pin
+from proxy.wishes import AGING_S, FRESH_S, MAX_PINS, MAX_UNDONE, NONE, Wishes, Wishing, pin_id, valid_pin
 
 DAY_S = 86_400.0
 WHO = ("t_1", "c_1")
@@ -149,6 +149,21 @@ async def test_the_wish_of_another_replica_is_noticed_after_a_moment() -> None:
     meanwhile = await wishing.of(*WHO)
     clock.time += FRESH_S
     assert (before, meanwhile, await wishing.of(*WHO)) == (NONE, NONE, Wishes(compact=True))
+
+
+async def test_in_a_busy_conversation_wishes_are_read_again_behind_a_request() -> None:
+    clock, store = Clock(), MemoryStore()
+    records = Records(store, ignored)
+    wishing = Wishing(records, DAY_S, clock=clock)
+    await wishing.of(*WHO)
+    await replica(store).ask_compact(*WHO)
+    clock.time += AGING_S
+    assert wishing.held(*WHO) == NONE
+    while records.behind.busy:  # noqa: ASYNC110 - nobody is told
+        await asyncio.sleep(0)
+    assert wishing.held(*WHO) == Wishes(compact=True)
+    clock.time += FRESH_S
+    assert wishing.held(*WHO) is None
 
 
 async def test_while_the_store_is_away_this_process_uses_what_it_was_told() -> None:

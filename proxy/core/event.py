@@ -73,6 +73,7 @@ def from_fields(told: Mapping[str, Any]) -> Event | None:
     if not kind or at is None:
         return None
     ids = _ids(told.get("message_ids"))
+    messages = _whole(told.get("messages"))
     return Event(
         kind=kind,
         at=at,
@@ -86,7 +87,7 @@ def from_fields(told: Mapping[str, Any]) -> Event | None:
         tokens_before=_whole(told.get("tokens_before")),
         tokens_after=_whole(told.get("tokens_after")),
         tokens_real=_whole(told.get("tokens_real")),
-        messages=_whole(told.get("messages", len(ids) or None)),
+        messages=len(ids) or None if messages is None else messages,
         message_ids=ids,
         seconds=_number(told.get("seconds")),
         summary=_text(told.get("summary")),
