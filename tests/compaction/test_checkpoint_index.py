@@ -101,10 +101,10 @@ async def test_a_turn_that_follows_soon_asks_the_store_for_nothing() -> None:
     async with bench(store=store) as one:
         messages = talk(8)
         await one.fit(messages, mode=Mode.FORCE)
-        await one.answered(messages, real=500)
+        await one.answered(messages, real=300)
         asked = store.asked
-        fits = [await one.answered([*messages, *talk(k)[1:]], real=600 + k) for k in range(1, 4)]
-            more = store.asked - asked
+        fits = [await one.answered([*messages, *talk(turns)[1:]]) for turns in range(1, 4)]
+        more = store.asked - asked
     assert [fit.report.status for fit in fits] == [Status.REUSED] * 3
     assert more == 0
 
