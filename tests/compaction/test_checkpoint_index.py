@@ -71,7 +71,7 @@ async def test_in_a_busy_conversation_they_are_read_again_behind_a_request() -> 
     other.time += AGING_S
     assert other.index.held(KEY) == frozenset()
     await other.records.behind._tasks[KEY]
-    assert other.index.held(KEY) == {place(1)}
+    assert other.index.held(KEY) == frozenset({place(1)})
 
 
 async def test_the_newest_places_of_a_conversation_are_kept_and_so_many_of_all(
