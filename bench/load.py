@@ -119,7 +119,7 @@ class Measured:
     """One window of load on one target.
 
     Attributes:
-        answers: Those that ended in the window; at least one.
+        answers: Those that ended in the window; none if each takes longer.
         elapsed_s: Length of the window, in seconds.
         p50_s: Half of the answers took at most this long, in seconds.
         p99_s: 99 % of them did.

@@ -42,6 +42,8 @@ class Plan:
         chunks: Events in each of these.
         growth_tokens: Lengths at which a growing conversation is measured.
         growth_turns: Turns that are sent at each length.
+        soak_requests: Small requests over which memory is watched.
+        soak_step: After how many of these it is noted each time.
     """
 
     rounds: int
@@ -51,6 +53,8 @@ class Plan:
     chunks: int
     growth_tokens: tuple[int, ...]
     growth_turns: int
+    soak_requests: int = 200_000
+    soak_step: int = 20_000
 
 
 SMALL_ONE = "small c=1"
@@ -65,7 +69,7 @@ LOADS = (
 )
 USUAL = Plan(5, 1, 2, 1_000, 20, (10_000, 25_000, 50_000, 100_000, 200_000), 20)
 QUICK = Plan(3, 1, 1, 1_000, 15, (10_000, 50_000, 200_000), 10)
-SMOKE = Plan(1, 0.01, 0.05, 10, 2, (1_000, 2_000), 2)
+SMOKE = Plan(1, 0.01, 0.05, 10, 2, (1_000, 2_000), 2, 20, 10)
 
 
 class Generator(Protocol):

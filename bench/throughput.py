@@ -45,8 +45,6 @@ SOAKED = (GATED, OPEN)
 # Where a target fails it is left out from then on; if one of these fails, so does the bench in the end.
 MUST = (DIRECT, *OURS)
 PARTS = (*(load.name for load in LOADS), "streams", "growth", "soak")
-SOAK_REQUESTS = 200_000
-SOAK_STEP = 20_000
 
 
 def _failed(target: str, part: str) -> str:
@@ -115,8 +113,9 @@ class Run:
         programs = {target.name: target.program for target in self._bench.targets if target.name != DIRECT}
         self._results.rss_bytes = {name: program.rss_bytes() for name, program in programs.items()}
 
-    def soak(self, most: int, step: int) -> None:
-        """Memory over so many small requests, every so many."""
+    def soak(self) -> None:
+        """Memory over many small requests."""
+        most, step = self._plan.soak_requests, self._plan.soak_step
         load = next(load for load in LOADS if load.name == SMALL_MANY)
         for target in self._turns(0, "soak", SOAKED):
             with self._noting(target, "soak"):
@@ -172,7 +171,7 @@ def _options() -> argparse.Namespace:
     length.add_argument("--quick", action="store_true", help="a few minutes, rougher figures")
     length.add_argument("--smoke", action="store_true", help="seconds: shows that the bench works, no more")
     parser.add_argument("--rivals", action="store_true", help="install other proxies and measure them too")
-    parser.add_argument("--soak", action="store_true", help=f"memory over {SOAK_REQUESTS:,} requests too")
+    parser.add_argument("--soak", action="store_true", help="memory over 200,000 requests too")
     parser.add_argument("--generator", choices=("wrk", "own"), help="what makes the load; wrk if installed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there")
     parser.add_argument("--readme", action="store_true", help="show this run in README.md and docs")
@@ -217,9 +216,9 @@ def _measured(options: argparse.Namespace, tested: int | None, rest: int | None)
                     with _timed(f"round {number}, {part.__name__}"):
                         part(number)
             run.memory()
-            if options.soak:
+            if options.soak or options.smoke:
                 with _timed("soak"):
-                    run.soak(SOAK_REQUESTS, SOAK_STEP)
+                    run.soak()
             return results
 
 
