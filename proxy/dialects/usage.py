@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from proxy.dialects.inflate import IDENTITY, Inflater
 
 _KEEP_BYTES: Final = 65_536
@@ -42,7 +44,11 @@ class Usage:
 
 
 def _parsed(data: bytes) -> object:
-    """The JSON that bytes hold, or None."""
+    """The JSON that bytes hold, or None. What is not strictly JSON, such as NaN, is read as Python does."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        pass
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
@@ -72,23 +78,24 @@ def _counted(found: object) -> Usage | None:
     completion = 0 if told is None else _tokens(told)
     if prompt is None or completion is None:
         return None
-    cached = (
+    for cached in (
         _mapping(usage.get("prompt_tokens_details")).get("cached_tokens"),
         usage.get("prompt_cache_hit_tokens"),  # DeepSeek
         usage.get("cached_tokens"),  # Kimi
-    )
-    counts = (count for count in map(_tokens, cached) if count is not None)
-    return Usage(prompt, completion, next(counts, 0))
+    ):
+        count = _tokens(cached)
+        if count is not None:
+            return Usage(prompt, completion, count)
+    return Usage(prompt, completion)
 
 
 def _usage(payload: Mapping[str, object]) -> Usage | None:
     """The usage in a response or a chunk, from the places where providers put it."""
-    places = (
-        payload.get("usage"),
-        _choice(payload).get("usage"),  # Kimi, in streams
-        _mapping(payload.get("x_groq")).get("usage"),
+    return (
+        _counted(payload.get("usage"))
+        or _counted(_choice(payload).get("usage"))  # Kimi, in streams
+        or _counted(_mapping(payload.get("x_groq")).get("usage"))
     )
-    return next(filter(None, map(_counted, places)), None)
 
 
 def _finish_reason(payload: Mapping[str, object]) -> str:
@@ -180,7 +187,13 @@ class UsageTap:
     def feed(self, chunk: bytes) -> None:
         """Take note of the next bytes as sent. Never fails, and costs no more than a copy or inflating."""
         if self._inflater is None:
-            self._note(chunk)
+            if self._stream:  # the usual way, so without a further call
+                self._seen += len(chunk)
+                self._tail += chunk
+                if len(self._tail) > _KEEP_BYTES:
+                    del self._tail[:-_KEEP_BYTES]
+            else:
+                self._note(chunk)
             return
         for start in range(0, len(chunk), _INFLATE_STEP_BYTES):
             self._note(self._inflater.feed(chunk[start : start + _INFLATE_STEP_BYTES]))
