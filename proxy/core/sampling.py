@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from proxy.core.message import Span
 
 SLICE_CHARACTERS = 64 * 1024
-BUDGET_CHARACTERS = 8 * 1024 * 1024  # about ten seconds of counting at the worst; the rest is extrapolated
+BUDGET_CHARACTERS = 8 * 1024 * 1024  # five seconds of counting at the worst; the rest is extrapolated
 _SEEK_CHARACTERS = 1024  # how far back from the limit a blank is looked for
 _GRID = 4  # characters; cuts stand on it, so that ⌈characters/4⌉ summed over slices is that of the whole
 
