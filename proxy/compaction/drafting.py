@@ -6,6 +6,7 @@ model. Retries and parallel requests of one conversation share it, as they share
 
 import asyncio
 
+from proxy.compaction.gleanings import Gleanings
 from proxy.compaction.planning import Draft, drafted, pins_of
 from proxy.compaction.view import View
 from proxy.reading import Reading
@@ -20,6 +21,7 @@ class Drafting:
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
+        self._gleanings = Gleanings()
         self._running: dict[asyncio.Task[Draft | None], tuple[object, ...]] = {}
 
     async def drafted(self, view: View, *, small: bool = False) -> Draft | None:
@@ -35,7 +37,7 @@ class Drafting:
         return await asyncio.shield(task)  # whoever leaves takes nothing from the others
 
     def _begun(self, view: View, asked: tuple[object, ...], *, small: bool) -> asyncio.Task[Draft | None]:
-        task = asyncio.create_task(drafted(view, self._reading, small=small))
+        task = asyncio.create_task(drafted(view, self._reading, self._gleanings, small=small))
         self._running[task] = asked
 
         def ended(task: asyncio.Task[Draft | None]) -> None:

@@ -1,13 +1,14 @@
 """What a round of a request shall be: the plan, and the text that goes with it and needs no model."""
 
-import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
+from proxy.compaction.gleanings import Gleanings
 from proxy.compaction.view import View
 from proxy.core.digest import message_id
-from proxy.core.ledger import ledger, outdated, rendered, rules
+from proxy.core.ledger import Standing, ledger, rendered, rules
 from proxy.core.masks import MASK_TOKENS, first_to_go
 from proxy.core.message import Message, latest_user
 from proxy.core.planner import Plan, plan, task_index, unchanged, with_edits
@@ -45,12 +46,13 @@ class Draft:
     outdated: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
-async def drafted(view: View, reading: Reading, *, small: bool = False) -> Draft | None:
+async def drafted(view: View, reading: Reading, gleanings: Gleanings, *, small: bool = False) -> Draft | None:
     """The round that the strategy would make of the request now, or None if there is nothing to take.
 
     Args:
         view: The request.
         reading: What counts.
+        gleanings: What messages say and show.
         small: Whether a round is wanted even where little can be won.
     """
     room = view.room
@@ -58,7 +60,7 @@ async def drafted(view: View, reading: Reading, *, small: bool = False) -> Draft
         asked = _asked(view, 0)
         made = plan(view.body, view.effective, view.policy, view.earlier, replace(room, records=asked))
         return Draft(made, asked, _pays(view, made, 0, room)) if made else None
-    return await _anchored(view, room, reading, small=small)
+    return await _anchored(view, room, reading, gleanings, small=small)
 
 
 def capped(view: View) -> Plan | None:
@@ -89,7 +91,9 @@ def _unanswered(messages: Sequence[Message]) -> range:
     return range(start if called else max(start, len(messages) - 1), len(messages))
 
 
-async def _anchored(view: View, room: Room, reading: Reading, *, small: bool) -> Draft | None:
+async def _anchored(
+    view: View, room: Room, reading: Reading, gleanings: Gleanings, *, small: bool
+) -> Draft | None:
     """Masks if they suffice, else a further record of the chain."""
     stop = boundary(view.body, view.effective, view.policy, view.earlier, room)
     masks = _masks(view, room, stop)
@@ -98,9 +102,10 @@ async def _anchored(view: View, room: Room, reading: Reading, *, small: bool) ->
     stay = {latest_user(view.body), task_index(view.body)}
     covered = frozenset(index for index in range(stop) if index not in stay)
     kept = chain_records(view.earlier) if view.earlier else ()
-    kept_words = await carried_over(view, covered)
+    standing = await gleanings.beside(partial(Standing, view.body, gleanings.said))
+    kept_words = await gleanings.beside(partial(_carried_over, view, covered, standing, gleanings))
     told = await _tokens(kept_words.text, view, reading)
-    old = await asyncio.to_thread(outdated, view.body)
+    old = await gleanings.beside(standing.outdated)
     said = " ".join(each.text for each in kept).casefold()
     room = replace(room, anew=any(value in said for value in old.values))
     removed = sum(view.body[index].tokens for index in covered) - sum(each.tokens for each in kept)
@@ -113,7 +118,8 @@ async def _anchored(view: View, room: Room, reading: Reading, *, small: bool) ->
     if not (small or pays):
         return None
     if covered != frozenset(made.gone):  # what was carried over took more or less than there was room for
-        kept_words = await carried_over(view, frozenset(made.gone))
+        again = partial(_carried_over, view, frozenset(made.gone), standing, gleanings)
+        kept_words = await gleanings.beside(again)
     return Draft(_with_task(view, made, room), asked, pays, *kept_words, old.texts)
 
 
@@ -178,10 +184,9 @@ class CarriedOver(NamedTuple):
 
 async def carried_over(view: View, covered: Collection[int]) -> CarriedOver:
     """The ledger of what is covered, within the budget of `anchored`: every strategy falls back on it."""
-    layout = view.policy.layout or LAYOUT
-    gone = frozenset(covered) | (view.earlier.gone if view.earlier else frozenset())
-    budget = int(layout.ledger.of(view.room.trigger) * CHARACTERS_A_TOKEN)
-    return await asyncio.to_thread(_carried_over, view.body, gone, view.prefixes, pins_of(view), budget)
+    gleanings = Gleanings()
+    standing = await gleanings.beside(partial(Standing, view.body))
+    return await gleanings.beside(partial(_carried_over, view, covered, standing, gleanings))
 
 
 def pins_of(view: View) -> tuple[str, ...]:
@@ -190,13 +195,19 @@ def pins_of(view: View) -> tuple[str, ...]:
 
 
 def _carried_over(
-    body: tuple[Message, ...],
-    gone: Collection[int],
-    prefixes: tuple[bytes, ...],
-    pins: tuple[str, ...],
-    characters: int,
+    view: View, covered: Collection[int], standing: Standing, gleanings: Gleanings
 ) -> CarriedOver:
-    found = ledger(body, gone, lambda index: message_id(prefixes[index]), pins)
+    layout = view.policy.layout or LAYOUT
+    gone = frozenset(covered) | (view.earlier.gone if view.earlier else frozenset())
+    characters = int(layout.ledger.of(view.room.trigger) * CHARACTERS_A_TOKEN)
+    found = ledger(
+        view.body,
+        gone,
+        lambda index: message_id(view.prefixes[index]),
+        pins_of(view),
+        standing=standing,
+        seen=gleanings.seen,
+    )
     return CarriedOver(rendered(found, characters), rules(found))
 
 

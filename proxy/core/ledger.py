@@ -188,12 +188,17 @@ def ledger(
         for spoken in kept
         if spoken.kind
     )
+    return Ledger(pinned + entries, tuple(_remarks(kept, name)), observed(messages, gone, seen))
+
+
+def _remarks(kept: Sequence[_Spoken], name: Callable[[int], str]) -> Iterator[Remark]:
+    """What is no entry, message by message."""
     rest: dict[int, list[str]] = {}
     for spoken in kept:
         if not spoken.kind:
             rest.setdefault(spoken.at, []).append(spoken.said.text)
-    texts = tuple(Remark(" ".join(said)[:HEAD_CHARACTERS], name(at), at) for at, said in rest.items())
-    return Ledger(pinned + entries, texts, observed(messages, gone, seen))
+    for at, said in rest.items():
+        yield Remark(" ".join(said)[:HEAD_CHARACTERS], name(at), at)
 
 
 def outdated(messages: Sequence[Message]) -> Outdated:

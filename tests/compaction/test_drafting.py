@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from proxy.compaction import drafting
+from proxy.compaction.gleanings import Gleanings
 from proxy.compaction.planning import Draft, drafted
 from proxy.compaction.view import View
 from proxy.reading import Reading
@@ -29,11 +30,11 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
     """What is worked out from now on."""
     made = Noted()
 
-    async def noting(view: View, reading: Reading, *, small: bool) -> Draft | None:
+    async def noting(view: View, reading: Reading, gleanings: Gleanings, *, small: bool) -> Draft | None:
         made.lengths.append(len(view.messages))
         made.begun.set()
         await asyncio.sleep(TOGETHER_S)
-        return await drafted(view, reading, small=small)
+        return await drafted(view, reading, gleanings, small=small)
 
     monkeypatch.setattr(drafting, "drafted", noting)
     return made
