@@ -109,11 +109,13 @@ class Rounds:
         return None
 
     async def close(self) -> None:
-        """End what is under way."""
+        """End what is under way; what a round that fails then still has to tell is told."""
         tasks = [task for _, task in self._running.values()]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, *self._telling, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # a round that failed just now has begun to tell of it by then
+        await asyncio.gather(*self._telling, return_exceptions=True)
 
     def _task(self, job: Job) -> asyncio.Task[Checkpoint]:
         if job.key in self._running:
