@@ -1,0 +1,35 @@
+"""README, docs/performance.md and the chart show the stored run."""
+
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_what_is_shown_is_what_the_stored_run_renders() -> None:
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "bench/report.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.stderr == "", "run `python bench/report.py`"
+    assert ended.returncode == 0
+
+
+def test_the_readme_has_the_table_and_the_chart() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert "<!-- performance:summary:start -->\n|  | small c=1 p50 ms |" in readme
+    assert "(docs/performance.svg)" in readme
+
+
+def test_the_chart_reads_without_colour_and_on_dark_pages() -> None:
+    text = (ROOT / "docs/performance.svg").read_text("utf-8")
+    drawn = ET.fromstring(text)
+    bars, words = drawn.findall(f"{SVG}rect"), [each.text for each in drawn.findall(f"{SVG}text")]
+    assert len(words) == 2 * len(bars) + 2, "a name and a figure stand beside every bar"
+    assert words.count("proxy, gated") == 2
+    assert "prefers-color-scheme: dark" in text
