@@ -79,10 +79,13 @@ def _costs(results: Results) -> Iterator[Goal]:
 
 
 def decision_s(results: Results, target: str, tokens: int, *, cold: bool) -> float | None:
-    """CPU time of one turn at a length without what a gated proxy takes for the same bytes, in seconds."""
+    """CPU time of one turn at a length without what a gated proxy takes for the same bytes, in seconds.
+
+    Below zero where the gated one took more: then the two do not relay alike, and the figure says nothing.
+    """
     whole = results.grown(target, tokens, lambda each: each.cold_cpu_s if cold else each.warm_cpu_s)
     relayed = results.grown(GATED, tokens, lambda each: each.cold_cpu_s if cold else each.warm_cpu_s)
-    return None if whole is None or relayed is None else max(0.0, whole - relayed)
+    return None if whole is None or relayed is None else whole - relayed
 
 
 def _conversations(results: Results) -> Iterator[Goal]:

@@ -7,9 +7,10 @@ python bench/report.py --check    says whether they are what it would write
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from chart import chart
 from goals import KIB, MB, MS, US, Goal, added_first_s, decision_s, goals
@@ -21,6 +22,9 @@ ROOT = Path(__file__).resolve().parent.parent
 STORED = ROOT / "docs/performance.json"
 CHART = ROOT / "docs/performance.svg"
 PAGES = (ROOT / "README.md", ROOT / "docs/performance.md")
+
+# Above this load average of the machine before a run, its figures are marked as rough.
+QUIET_LOAD = 0.5
 
 _BLOCK = re.compile(
     r"(?P<start><!-- performance:(?P<part>\w+):start -->\n).*?(?P<end><!-- performance:end -->)", re.DOTALL
@@ -60,13 +64,21 @@ def _summary(results: Results) -> str:
     return _table(rows) + "\n" + _origin(results)
 
 
+def _quiet(machine: Mapping[str, Any]) -> str:
+    """A warning, if others were at work when the run began."""
+    load = machine["load_average"][0]
+    if load < QUIET_LOAD:
+        return ""
+    return f"**Others were using the machine (load {load:.1f} at the start): rough, and ratios too.**\n"
+
+
 def _origin(results: Results) -> str:
     machine, plan = results.environment, results.plan
     return (
         f"Measured on {machine['date']}: {machine['processor']}, one core for what is measured, another for "
         f"upstream and load ({results.generator}); Python {machine['python']}; medians of {plan['rounds']} "
         f"rounds of {plan['window_s']} s, targets taking turns. In parentheses, the multiple of nginx in the "
-        "same round.\nnginx relays and does no more. Gated, the proxy tells by the size alone that there is "
+        f"same round.\n{_quiet(machine)}nginx relays and does no more. Gated, the proxy tells by the size alone that there is "
         "nothing to do; with the gate off it parses, digests, counts and remembers each conversation.\n"
     )
 
