@@ -78,7 +78,8 @@ def _origin(results: Results) -> str:
         f"Measured on {machine['date']}: {machine['processor']}, one core for what is measured, another for "
         f"upstream and load ({results.generator}); Python {machine['python']}; medians of {plan['rounds']} "
         f"rounds of {plan['window_s']} s, targets taking turns. In parentheses, the multiple of nginx in the "
-        f"same round.\n{_quiet(machine)}nginx relays and does no more. Gated, the proxy tells by the size alone that there is "
+        f"same round.\n{_quiet(machine)}"
+        "nginx relays and does no more. Gated, the proxy tells by the size alone that there is "
         "nothing to do; with the gate off it parses, digests, counts and remembers each conversation.\n"
     )
 
