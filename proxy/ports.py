@@ -261,7 +261,7 @@ class HttpResponse(Protocol):
 
         Raises:
             httpx.TransportError: The body was cut, or its sender silent for too long; every byte that did
-                arrive has been given before.
+                arrive has been given before. A cancellation ends the exchange.
         """
         ...
 
@@ -282,7 +282,8 @@ class HttpEngine(Protocol):
 
         Raises:
             httpx.TransportError: `ConnectError`, `ConnectTimeout`, `ReadTimeout`, `ReadError`, `WriteError`,
-                `ProxyError`, `UnsupportedProtocol` or `RemoteProtocolError`.
+                `ProxyError`, `UnsupportedProtocol`, `RemoteProtocolError`, or `LocalProtocolError` for a head
+                that holds CR, LF or NUL. What the body raises ends the exchange, as itself or `WriteError`.
         """
         ...
 

@@ -5,8 +5,11 @@ as the network delivered them, closing a response closes its socket at once, nob
 slot, and a pooled connection that the upstream had already given up costs one silent replay, not an error.
 """
 
+import asyncio
 import functools
 import io
+import re
+from itertools import chain
 from typing import Any
 
 import aiohttp
@@ -22,6 +25,9 @@ HEADER_LINE_BYTES = 65_536
 HEADER_COUNT = 1_000
 LARGE_BYTES = 1_048_576
 READ_BUFFER_BYTES = 32_768  # aiohttp stops reading from the socket at twice this much unread data
+
+# What would end a line of the head early.
+_UNSENDABLE = re.compile(rb"[\r\n\0]")
 
 _SKIP_AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
@@ -122,6 +128,9 @@ class _Response:
         content = self._response.content
         try:
             return await content.readany()
+        except asyncio.CancelledError:
+            self._response.close()
+            raise
         except aiohttp.ClientError as error:
             # aiohttp raises ahead of what it has buffered; those bytes did arrive.
             if rest := content._read_nowait(-1):  # noqa: SLF001 - the public one raises first
@@ -219,6 +228,8 @@ class AiohttpEngine:
 
     async def _send(self, session: aiohttp.ClientSession, request: HttpRequest) -> HttpResponse:
         url = _url(request)
+        if any(map(_UNSENDABLE.search, chain((request.target,), *request.headers))) or b" " in request.target:
+            raise httpx.LocalProtocolError("a field holds what would end its line")
         headers = [(_text(k), _text(v)) for k, v in request.headers]
         if request.length is not None and not isinstance(request.body, bytes):
             headers.append(("content-length", str(request.length)))

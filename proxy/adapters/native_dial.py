@@ -1,8 +1,11 @@
 """Making connections: names, addresses, proxies and TLS."""
 
 import asyncio
+import functools
+import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import httpx
@@ -11,6 +14,7 @@ from proxy.adapters.native_connection import Connection
 from proxy.adapters.native_route import Hop, Route
 
 TUNNEL_HEAD_BYTES = 65_536
+NEXT_ADDRESS_S = 0.25
 
 
 class _Tunnel(asyncio.Protocol):
@@ -64,12 +68,65 @@ async def dial(
 
 
 async def _connected(hop: Hop, tls: ssl.SSLContext, make: Callable[[], Any]) -> tuple[Any, Any]:
-    """Transport and protocol; every address of the name is tried."""
+    """Transport and protocol of a connection to any of a server's addresses."""
     loop = asyncio.get_running_loop()
-    name = hop.host if hop.tls else None
-    return await loop.create_connection(
-        make, hop.host, hop.port, ssl=tls if hop.tls else None, server_hostname=name
-    )
+    found = await loop.getaddrinfo(hop.host, hop.port, type=socket.SOCK_STREAM)
+    addresses = _by_turns([(family, str(address[0])) for family, _, _, _, address in found])
+    secured: dict[str, Any] = {"ssl": tls, "server_hostname": hop.host} if hop.tls else {}
+    return await _first([
+        functools.partial(loop.create_connection, make, address, hop.port, **secured) for address in addresses
+    ])  # fmt: skip
+
+
+def _by_turns(found: Sequence[tuple[int, str]]) -> list[str]:
+    """Addresses in their order, but by turns of both families."""
+    first = [address for family, address in found if family == found[0][0]]
+    others = [address for family, address in found if family != found[0][0]]
+    pairs = zip_longest(dict.fromkeys(first), dict.fromkeys(others))
+    return [address for pair in pairs for address in pair if address is not None]
+
+
+async def _first(attempts: Sequence[Callable[[], Coroutine[Any, Any, tuple[Any, Any]]]]) -> tuple[Any, Any]:
+    """The first connection that stands; another address is tried when one fails, or is slow (RFC 8305).
+
+    Raises:
+        OSError: What the last one failed with.
+    """
+    if len(attempts) == 1:
+        return await attempts[0]()
+    tasks: list[asyncio.Task[tuple[Any, Any]]] = []
+    won = None
+    try:
+        for delay_s in [NEXT_ADDRESS_S] * (len(attempts) - 1) + [None]:
+            tasks.append(asyncio.ensure_future(attempts[len(tasks)]()))
+            won = await _winner(tasks, delay_s)
+            if won is not None:
+                return won.result()
+        return tasks[-1].result()  # it failed
+    finally:
+        for task in tasks:
+            if task is not won:
+                task.cancel()
+                task.add_done_callback(_discard)
+
+
+async def _winner(tasks: list[asyncio.Task[tuple[Any, Any]]], delay_s: float | None) -> Any:  # noqa: ANN401 - a task
+    """A task that has succeeded; None when one more has failed, or nothing came of any in time."""
+    running = {task for task in tasks if not task.done()}
+    while running:
+        done, running = await asyncio.wait(running, timeout=delay_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            if task.exception() is None:
+                return task
+        if delay_s is not None:
+            return None
+    return None
+
+
+def _discard(task: asyncio.Task[tuple[Any, Any]]) -> None:
+    """Close what was connected too late."""
+    if not task.cancelled() and task.exception() is None:
+        task.result()[0].abort()
 
 
 async def _through(way: Route, proxy: Hop, tls: ssl.SSLContext, make: Callable[[], Connection]) -> Connection:

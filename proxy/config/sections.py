@@ -77,7 +77,7 @@ class UpstreamSection(BaseModel):
     """Base URL of the provider; the client's path is appended, a shared `/v1` is taken once."""
     api_key: Key = SecretStr("")
     """Key sent upstream in place of the client's; empty: the client's own passes through."""
-    engine: Literal["native", "aiohttp"] = "aiohttp"
+    engine: Literal["native", "aiohttp"] = "native"
     """HTTP client that carries requests: `native`, our own, or `aiohttp`; for comparing, both do the same."""
     timeout_s: Seconds = 600
     """Longest silence of the upstream, in seconds."""

@@ -1,4 +1,4 @@
-"""The transport alone: no leak under cancellation, no error from stale connections, the errors of httpx."""
+"""What every engine promises of connections: reused while fresh, replaced when stale, closed when left."""
 
 import asyncio
 import socket
@@ -9,10 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.adapters.aiohttp_engine import AiohttpEngine
 from proxy.adapters.engine_transport import EngineTransport
-from proxy.adapters.native_engine import NativeEngine
-from proxy.adapters.outgoing_proxy import Proxies
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 CANCELS = 2_000
@@ -52,7 +49,7 @@ async def answer_and_close(exchange: Any) -> None:
     exchange.writer.close()
 
 
-async def test_2000_cancels_leak_nothing(wire: Any) -> None:
+async def test_cancels_leak_nothing(wire: Any, engine: Any, runslow: Any) -> None:
     async def script(exchange: Any) -> None:
         if exchange.body == b"hang":
             await exchange.reader.read()
@@ -60,9 +57,9 @@ async def test_2000_cancels_leak_nothing(wire: Any) -> None:
         else:
             await exchange.send(OK)
 
-    transport = EngineTransport(AiohttpEngine())
+    transport = EngineTransport(engine())
     async with wire.running_upstream(script) as upstream:
-        for batch in range(CANCELS // 50):
+        for batch in range((5 if runslow else 1) * CANCELS // 50):
             tasks = [
                 asyncio.create_task(fetch(transport, request(upstream.port, body=b"hang"))) for _ in range(50)
             ]
@@ -80,8 +77,8 @@ async def test_2000_cancels_leak_nothing(wire: Any) -> None:
         await eventually(lambda: upstream.open_sockets == 0)
 
 
-async def test_connections_are_reused(wire: Any) -> None:
-    transport = EngineTransport(AiohttpEngine())
+async def test_connections_are_reused(wire: Any, engine: Any) -> None:
+    transport = EngineTransport(engine())
     async with wire.running_upstream(answer) as upstream:
         for _ in range(5):
             assert await fetch(transport, request(upstream.port)) == b"ok"
@@ -89,7 +86,7 @@ async def test_connections_are_reused(wire: Any) -> None:
         await transport.aclose()
 
 
-async def test_a_streamed_body_never_goes_over_a_reused_connection(wire: Any) -> None:
+async def test_a_streamed_body_never_goes_over_a_reused_connection(wire: Any, engine: Any) -> None:
     async def body() -> AsyncIterator[bytes]:
         yield b"abc"
 
@@ -98,7 +95,7 @@ async def test_a_streamed_body_never_goes_over_a_reused_connection(wire: Any) ->
             await exchange.reader.readuntil(b"0\r\n\r\n")
         await exchange.send(OK)
 
-    transport = EngineTransport(AiohttpEngine())
+    transport = EngineTransport(engine())
     async with wire.running_upstream(script) as upstream:
         await fetch(transport, request(upstream.port))
         assert await fetch(transport, request(upstream.port, body=body())) == b"ok"
@@ -107,8 +104,8 @@ async def test_a_streamed_body_never_goes_over_a_reused_connection(wire: Any) ->
         await transport.aclose()
 
 
-async def test_an_expired_connection_is_not_used_again(wire: Any) -> None:
-    transport = EngineTransport(AiohttpEngine(idle_expiry_s=0.02))
+async def test_an_expired_connection_is_not_used_again(wire: Any, engine: Any) -> None:
+    transport = EngineTransport(engine(idle_expiry_s=0.02))
     async with wire.running_upstream(answer) as upstream:
         await fetch(transport, request(upstream.port))
         await asyncio.sleep(0.05)
@@ -117,7 +114,7 @@ async def test_an_expired_connection_is_not_used_again(wire: Any) -> None:
         await transport.aclose()
 
 
-async def test_a_stale_connection_costs_no_error(wire: Any) -> None:
+async def test_a_stale_connection_costs_no_error(wire: Any, engine: Any, runslow: Any) -> None:
     """The upstream closes idle connections around the moment they are used again."""
     expiry_s = 0.02
 
@@ -125,11 +122,11 @@ async def test_a_stale_connection_costs_no_error(wire: Any) -> None:
         await exchange.send(OK)
         asyncio.get_running_loop().call_later(expiry_s, exchange.writer.close)
 
-    transport = EngineTransport(AiohttpEngine(idle_expiry_s=1.0))
+    transport = EngineTransport(engine(idle_expiry_s=1.0))
     async with wire.running_upstream(script) as upstream:
 
         async def client(number: int) -> None:
-            for turn in range(25):
+            for turn in range(250 if runslow else 25):
                 assert await fetch(transport, request(upstream.port)) == b"ok"
                 await asyncio.sleep(expiry_s + (number * 25 + turn) % 11 * 0.001 - 0.005)
 
@@ -139,7 +136,7 @@ async def test_a_stale_connection_costs_no_error(wire: Any) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT"])
 async def test_a_reused_connection_that_ends_unanswered_is_replayed_exactly_once(
-    wire: Any, method: str
+    wire: Any, engine: Any, method: str
 ) -> None:
     async def script(exchange: Any) -> None:
         if len(upstream.seen) == 1:
@@ -147,7 +144,7 @@ async def test_a_reused_connection_that_ends_unanswered_is_replayed_exactly_once
         else:
             exchange.writer.close()
 
-    transport = EngineTransport(AiohttpEngine())
+    transport = EngineTransport(engine())
     async with wire.running_upstream(script) as upstream:
         await fetch(transport, request(upstream.port, method))
         with pytest.raises(httpx.RemoteProtocolError):
@@ -157,11 +154,13 @@ async def test_a_reused_connection_that_ends_unanswered_is_replayed_exactly_once
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_a_fresh_connection_that_ends_unanswered_is_not_replayed(wire: Any, method: str) -> None:
+async def test_a_fresh_connection_that_ends_unanswered_is_not_replayed(
+    wire: Any, engine: Any, method: str
+) -> None:
     async def script(exchange: Any) -> None:
         exchange.writer.close()
 
-    transport = EngineTransport(AiohttpEngine())
+    transport = EngineTransport(engine())
     async with wire.running_upstream(script) as upstream:
         with pytest.raises(httpx.RemoteProtocolError):
             await fetch(transport, request(upstream.port, method))
@@ -169,7 +168,9 @@ async def test_a_fresh_connection_that_ends_unanswered_is_not_replayed(wire: Any
         await transport.aclose()
 
 
-async def test_a_reused_connection_that_ends_within_the_answer_is_not_replayed(wire: Any) -> None:
+async def test_a_reused_connection_that_ends_within_the_answer_is_not_replayed(
+    wire: Any, engine: Any
+) -> None:
     async def script(exchange: Any) -> None:
         if len(upstream.seen) == 1:
             await exchange.send(OK)
@@ -177,7 +178,7 @@ async def test_a_reused_connection_that_ends_within_the_answer_is_not_replayed(w
             await exchange.send(b"HTTP/1.1 2")
             exchange.writer.close()
 
-    transport = EngineTransport(AiohttpEngine())
+    transport = EngineTransport(engine())
     async with wire.running_upstream(script) as upstream:
         await fetch(transport, request(upstream.port))
         with pytest.raises(httpx.RemoteProtocolError):
@@ -186,14 +187,14 @@ async def test_a_reused_connection_that_ends_within_the_answer_is_not_replayed(w
         await transport.aclose()
 
 
-async def test_what_came_while_idle_answers_no_request(wire: Any) -> None:
+async def test_what_came_while_idle_answers_no_request(wire: Any, engine: Any) -> None:
     async def script(exchange: Any) -> None:
         await exchange.send(OK)
         if len(upstream.seen) == 1:
             await asyncio.sleep(0.01)
             await exchange.send(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
 
-    transport = EngineTransport(AiohttpEngine())
+    transport = EngineTransport(engine())
     async with wire.running_upstream(script) as upstream:
         await fetch(transport, request(upstream.port))
         await asyncio.sleep(0.03)
@@ -202,7 +203,7 @@ async def test_what_came_while_idle_answers_no_request(wire: Any) -> None:
         await transport.aclose()
 
 
-async def test_closing_a_response_before_its_end_hangs_up(wire: Any) -> None:
+async def test_closing_a_response_before_its_end_hangs_up(wire: Any, engine: Any) -> None:
     left = asyncio.Event()
 
     async def script(exchange: Any) -> None:
@@ -210,7 +211,7 @@ async def test_closing_a_response_before_its_end_hangs_up(wire: Any) -> None:
         await exchange.reader.read()
         left.set()
 
-    transport = EngineTransport(AiohttpEngine())
+    transport = EngineTransport(engine())
     async with wire.running_upstream(script) as upstream:
         response = await transport.handle_async_request(request(upstream.port))
         await response.aclose()
@@ -219,7 +220,7 @@ async def test_closing_a_response_before_its_end_hangs_up(wire: Any) -> None:
         await transport.aclose()
 
 
-async def test_giving_up_a_stalled_upload_closes_the_socket(wire: Any) -> None:
+async def test_giving_up_a_stalled_upload_closes_the_socket(wire: Any, engine: Any) -> None:
     go_on = asyncio.Event()
 
     async def body() -> AsyncIterator[bytes]:
@@ -233,7 +234,7 @@ async def test_giving_up_a_stalled_upload_closes_the_socket(wire: Any) -> None:
     def open_files() -> int:
         return len(list(Path("/dev/fd").iterdir()))
 
-    transport = EngineTransport(AiohttpEngine())
+    transport = EngineTransport(engine())
     async with wire.running_upstream(script) as upstream:
         before = open_files()
         upload = asyncio.create_task(fetch(transport, request(upstream.port, body=body())))
@@ -248,12 +249,12 @@ async def test_giving_up_a_stalled_upload_closes_the_socket(wire: Any) -> None:
         await transport.aclose()
 
 
-async def test_bytes_that_came_before_a_cut_are_given_before_the_error(wire: Any) -> None:
+async def test_bytes_that_came_before_a_cut_are_given_before_the_error(wire: Any, engine: Any) -> None:
     async def script(exchange: Any) -> None:
         await exchange.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\npart")
         exchange.writer.close()
 
-    transport = EngineTransport(AiohttpEngine())
+    transport = EngineTransport(engine())
     got: list[bytes] = []
     async with wire.running_upstream(script) as upstream:
         response = await transport.handle_async_request(request(upstream.port))
@@ -265,7 +266,7 @@ async def test_bytes_that_came_before_a_cut_are_given_before_the_error(wire: Any
     assert got == [b"part"]
 
 
-async def test_errors_are_of_httpxs_kinds(wire: Any) -> None:
+async def test_errors_are_of_httpxs_kinds(wire: Any, engine: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         closed_port = taken.getsockname()[1]
 
@@ -275,7 +276,7 @@ async def test_errors_are_of_httpxs_kinds(wire: Any) -> None:
         else:
             await exchange.send(b"not http at all\r\n\r\n")
 
-    transport = EngineTransport(AiohttpEngine())
+    transport = EngineTransport(engine())
     async with wire.running_upstream(script) as upstream:
         with pytest.raises(httpx.ConnectError):
             await fetch(transport, request(closed_port))
@@ -288,7 +289,7 @@ async def test_errors_are_of_httpxs_kinds(wire: Any) -> None:
             await fetch(transport, request(upstream.port))
 
 
-async def test_a_connection_that_does_not_stand_in_time_is_a_connect_timeout() -> None:
+async def test_a_connection_that_does_not_stand_in_time_is_a_connect_timeout(engine: Any) -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -297,7 +298,7 @@ async def test_a_connection_that_does_not_stand_in_time_is_a_connect_timeout() -
         for filler in fillers:
             filler.settimeout(0)
             filler.connect_ex(("127.0.0.1", port))
-        transport = EngineTransport(AiohttpEngine())
+        transport = EngineTransport(engine())
         with pytest.raises(httpx.ConnectTimeout):
             await fetch(transport, request(port, connect=0.1))
         await transport.aclose()
@@ -305,24 +306,10 @@ async def test_a_connection_that_does_not_stand_in_time_is_a_connect_timeout() -
             filler.close()
 
 
-async def test_an_async_client_runs_on_it(wire: Any) -> None:
+async def test_an_async_client_runs_on_it(wire: Any, engine: Any) -> None:
     async with (
         wire.running_upstream(answer_and_close) as upstream,
-        httpx.AsyncClient(transport=EngineTransport(AiohttpEngine())) as client,
+        httpx.AsyncClient(transport=EngineTransport(engine())) as client,
     ):
         response = await client.post(f"http://127.0.0.1:{upstream.port}/a%2Fb?c=%20", json={"a": 1})
     assert (response.text, upstream.seen[0].target) == ("ok", b"/a%2Fb?c=%20")
-
-
-async def test_the_environments_proxy_is_used_only_if_asked_for(
-    wire: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with wire.running_upstream(answer) as forward, wire.running_upstream(answer) as upstream:
-        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{forward.port}")
-        monkeypatch.delenv("no_proxy", raising=False)
-        for trust_env in (False, True):
-            transport = EngineTransport(AiohttpEngine(proxies=Proxies({"http": f"http://127.0.0.1:{forward.port}"}, loopback=trust_env)))
-            await fetch(transport, request(upstream.port))
-            await transport.aclose()
-    assert [seen.target for seen in upstream.seen] == [b"/x"]
-    assert [seen.target for seen in forward.seen] == [b"http://127.0.0.1:%d/x" % upstream.port]
