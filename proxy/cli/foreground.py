@@ -106,13 +106,8 @@ def serve_on(
     waits = patience(config.server)
 
     def told(requests: int) -> None:
-        log.info(
-            logs.SERVING_STOPPING,
-            requests=requests,
-            accept_grace_s=waits.accept_s,
-            drain_s=waits.drain_s,
-            **named,
-        )
+        limits = {"accept_grace_s": waits.accept_s, "drain_s": waits.drain_s}
+        log.info(logs.SERVING_STOPPING, requests=requests, **limits, **named)
         if ending is not None:
             ending()
 

@@ -170,19 +170,10 @@ class Chat:
 
     async def _after(self, passage: _Passage, tap: UsageTap) -> None:
         """What is done once the client has its answer."""
-        model = passage.ask.model if passage.ask else passage.model
-        await self._aftermath(
-            Answered(
-                passage.who.tenant,
-                passage.conversation,
-                model,
-                passage.size,
-                tap.result(),
-                passage.scope,
-                passage.ask,
-                passage.fit,
-            )
-        )
+        ask = passage.ask
+        model = ask.model if ask else passage.model
+        whose = passage.who.tenant, passage.conversation, model, passage.size
+        await self._aftermath(Answered(*whose, tap.result(), passage.scope, ask, passage.fit))
         if passage.ask is not None:
             self._gate.reconsider()
 
@@ -249,7 +240,7 @@ class Chat:
         """The upstream's answer; where it refuses the request as too long, that of a shorter one."""
         answer = await self._open(passage.scope, passage.fit.raw if passage.fit else passage.raw)
         if passage.ask is None and answer.response.status == httpx.codes.OK:
-            return answer
+            return answer  # of what was not read nothing is too long
         async with AsyncExitStack() as stack:
             stack.push_async_callback(answer.aclose)
             shorter = None
