@@ -111,9 +111,8 @@ class Aftermath:
             await self._compactor.prepare(ask)
 
     def _discover(self, answered: Answered, ask: Ask) -> None:
-        headers = credentials(self._upstream, answered.scope["headers"])
-
         async def window() -> int | None:
+            headers = credentials(self._upstream, answered.scope["headers"])
             return await self._discovery.window(self._upstream.base_url, headers, ask.model)
 
         if ask.settings.window is None:

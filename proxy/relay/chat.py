@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from secrets import token_bytes
 
@@ -241,14 +241,16 @@ class Chat:
         answer = await self._open(passage.scope, passage.fit.raw if passage.fit else passage.raw)
         if passage.ask is None and answer.response.status == httpx.codes.OK:
             return answer  # of what was not read nothing is too long
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(answer.aclose)
-            shorter = None
-            if await _may_be_refusal(answer):
-                shorter = await self._recovered(passage, answer, passage.whole())
-            if shorter is None:
-                stack.pop_all()  # the refusal is what the client gets
-        return shorter or answer
+        try:
+            refusal = await _may_be_refusal(answer)
+            shorter = await self._recovered(passage, answer, passage.whole()) if refusal else None
+        except BaseException:
+            await answer.aclose()
+            raise
+        if shorter is None:
+            return answer  # if it is a refusal, the client gets that
+        await answer.aclose()
+        return shorter
 
     async def _open(self, scope: Scope, raw: bytes) -> Answer:
         return await open_answer(self._upstream, build_request(self._upstream, scope, raw))

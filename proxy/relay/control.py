@@ -1,13 +1,13 @@
 """What a client tells us in `x-compaction*` headers, and what we tell it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.compaction.fitting import Mode, Report, Status
 from proxy.core.policy import STRATEGIES
 from proxy.errors import RequestRefused
-from proxy.relay.headers import Headers, value
+from proxy.relay.headers import Headers, first_values
 from proxy.relay.pins import PIN_HEADER, pins
 
 _REQUESTED = {mode.value: mode for mode in (Mode.FORCE, Mode.BYPASS, Mode.SHADOW)}
@@ -44,8 +44,8 @@ class Control:
         return any((self.mode, self.trigger_tokens, self.strategy, self.pins))
 
 
-def _word(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> str | None:
-    found = value(headers, name)
+def _word(first: Mapping[bytes, bytes], name: bytes) -> str | None:
+    found = first.get(name)
     return None if found is None else found.decode("latin-1").strip().lower()
 
 
@@ -59,28 +59,29 @@ def control(headers: Sequence[tuple[bytes, bytes]]) -> Control:
     Raises:
         RequestRefused: 400, one of them cannot be understood.
     """
-    mode = _word(headers, b"x-compaction")
+    first = first_values(headers)
+    mode = _word(first, b"x-compaction")
     if mode is not None and mode not in _REQUESTED:
         raise _refused("x-compaction", "force, bypass or shadow")
-    strategy = _word(headers, b"x-compaction-strategy")
+    strategy = _word(first, b"x-compaction-strategy")
     if strategy is not None and strategy not in STRATEGIES:
         raise _refused("x-compaction-strategy", "one of " + ", ".join(sorted(STRATEGIES)))
-    tokens = _word(headers, b"x-compaction-trigger-tokens")
+    tokens = _word(first, b"x-compaction-trigger-tokens")
     if tokens is not None and not _TRIGGER.fullmatch(tokens):
         raise _refused("x-compaction-trigger-tokens", "a whole number of tokens above 0")
     return Control(
         mode=_REQUESTED[mode] if mode else None,
         trigger_tokens=int(tokens) if tokens else None,
         strategy=strategy,
-        patience_s=_patience(headers),
-        pins=pins(headers),
+        patience_s=_patience(first),
+        pins=pins(headers) if PIN_HEADER in first else (),
     )
 
 
-def _patience(headers: Sequence[tuple[bytes, bytes]]) -> float | None:
+def _patience(first: Mapping[bytes, bytes]) -> float | None:
     for name in _PATIENCE_HEADERS:
         try:
-            seconds = float(_word(headers, name) or 0)
+            seconds = float(_word(first, name) or 0)
         except ValueError:
             continue
         if 0 < seconds < 86_400:
