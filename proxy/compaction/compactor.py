@@ -180,7 +180,7 @@ class Compactor:
             status = Status.APPLIED
         if not settled.fits and view.automatic:
             status = Status.OVER_LIMIT
-        ahead = due is None and view.root is not None and bool(view.ask.routes) and view.soft()
+        ahead = due is None and view.root is not None and view.soft() and bool(view.ask.routes)
         if ahead and status is Status.NONE:
             status = Status.SCHEDULED
         return self._written(view, settled, status, reason, tokens_due=tokens_due, ahead=ahead)

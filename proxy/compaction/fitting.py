@@ -1,5 +1,6 @@
 """What goes into a fit and what comes out of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -43,7 +44,7 @@ class Ask:
         settings: What the configuration says of the model.
         mode: How to treat it.
         trigger_tokens: A lower trigger that the client asked for.
-        routes: Whom to ask for a summary; empty: nobody.
+        whom: Says whom to ask for a summary, in order; nobody if it is empty. Few requests need to know.
         patience_s: Seconds after which the client gives up, if it said so.
         remembered: Whether stored rounds may be used and made; without an id the configuration may say no.
         strategy: The strategy that the client asked for, if it named one.
@@ -59,12 +60,17 @@ class Ask:
     settings: ModelSettings
     mode: Mode
     trigger_tokens: int | None
-    routes: tuple[SummaryRoute, ...]
+    whom: Callable[[], tuple[SummaryRoute, ...]]
     patience_s: float | None
     remembered: bool = True
     strategy: str | None = None
     lower_output: bool = False
     pins: tuple[str, ...] = ()
+
+    @property
+    def routes(self) -> tuple[SummaryRoute, ...]:
+        """Whom to ask for a summary; empty: nobody."""
+        return self.whom()
 
 
 @dataclass(frozen=True, slots=True)

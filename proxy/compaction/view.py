@@ -219,7 +219,7 @@ class View:
         row = fired(self.rows, self.size(self.effective), more, self.budget)
         if row is None:
             return None
-        return ",".join(name for name in Row.__slots__ if getattr(row, name) is not None)
+        return ",".join(row.named)
 
     def soft(self) -> bool:
         """Whether it is time to work ahead of need."""

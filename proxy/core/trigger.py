@@ -1,9 +1,11 @@
 """When to compact: rows of thresholds. Rows are alternatives; the fields of one row must all be reached."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from proxy.core.budget import Budget
+
+FIELDS = ("tokens", "percent", "percent_of_window", "messages", "turns", "iterations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,7 @@ class Row:
         messages: Messages gained since the last round.
         turns: Turns gained since the last round.
         iterations: Iterations (assistant messages) gained since the last round.
+        active: Whether the row can fire at all; follows from the others.
     """
 
     tokens: int | None = None
@@ -25,13 +28,17 @@ class Row:
     messages: int | None = None
     turns: int | None = None
     iterations: int | None = None
+    active: bool = field(init=False, repr=False, compare=False)  # asked several times for each request
+
+    def __post_init__(self) -> None:
+        """Work out whether the row can fire."""
+        named = [getattr(self, name) for name in FIELDS]
+        object.__setattr__(self, "active", 0 not in named and any(named))
 
     @property
-    def active(self) -> bool:
-        """Whether the row can fire at all."""
-        sizes = (self.tokens, self.percent, self.percent_of_window)
-        counts = (self.messages, self.turns, self.iterations)
-        return 0 not in sizes and 0 not in counts and (any(sizes) or any(counts))
+    def named(self) -> tuple[str, ...]:
+        """The fields that count."""
+        return tuple(name for name in FIELDS if getattr(self, name) is not None)
 
     @property
     def counts(self) -> bool:

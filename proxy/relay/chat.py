@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from secrets import token_bytes
 
 import httpx
@@ -220,7 +221,9 @@ class Chat:
             settings=settings,
             mode=self._mode(passage, settings),
             trigger_tokens=passage.control.trigger_tokens,
-            routes=summary_routes(self._config, settings, policy, self._upstream, passage.scope, model),
+            whom=partial(
+                summary_routes, self._config, settings, policy, self._upstream, passage.scope, model
+            ),
             patience_s=passage.control.patience_s,
             strategy=passage.control.strategy,
             lower_output=self._config.upstream.lower_max_tokens,

@@ -227,7 +227,7 @@ def ask(messages: list[JsonObject], window: int = WINDOW, **over: Any) -> Ask:
         settings=for_model(config, "gpt-x"),
         mode=Mode.ACTIVE,
         trigger_tokens=None,
-        routes=(ROUTE,),
+        whom=lambda: (ROUTE,),
         patience_s=None,
     )
     return replace(made, **over)

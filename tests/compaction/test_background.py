@@ -169,7 +169,7 @@ async def test_nothing_is_prepared_in_shadow_or_bypass_or_without_a_model() -> N
         fits = [
             await made.answered(talk(SOON), mode=Mode.SHADOW),
             await made.answered(talk(SOON), mode=Mode.BYPASS),
-            await made.answered(talk(SOON), routes=()),
+            await made.answered(talk(SOON), whom=tuple),
             await made.answered(talk(SOON), remembered=False),
             await made.answered(talk(SOON), model={"compaction": {"background": False}}),
         ]

@@ -82,7 +82,7 @@ async def test_an_edited_message_makes_a_stored_summary_a_miss(chained: Bench) -
 
 async def test_another_tenant_never_gets_the_summary(chained: Bench) -> None:
     await chained.fit(talk(40))
-    fit = await chained.fit(talk(40), tenant="other", routes=())
+    fit = await chained.fit(talk(40), tenant="other", whom=tuple)
     assert not any("All done." in str(each["content"]) for each in forwarded(fit))
 
 
@@ -215,7 +215,7 @@ async def test_going_back_to_where_the_last_user_message_is_covered_shows_that_m
 ) -> None:
     await chained.fit(talk(40))
     back = talk(40)[:60]  # ends with an answer; its last user message is inside the covered stretch
-    fit = await chained.fit(back, routes=())
+    fit = await chained.fit(back, whom=tuple)
     assert back[59]["role"] == "user"
     assert forwarded(fit)[-1] == back[-1]
 

@@ -116,7 +116,7 @@ async def test_above_the_limit_a_text_without_a_model_takes_the_summary_s_place(
 @pytest.mark.parametrize("strategy", SUMMARISING)
 async def test_without_a_summary_model_nothing_is_asked_and_nothing_fails(strategy: str) -> None:
     async with bench(strategy=strategy, window=4_000) as made:
-        fits = [await made.answered(work(turns), routes=()) for turns in (20, 30, 40, 60)]
+        fits = [await made.answered(work(turns), whom=tuple) for turns in (20, 30, 40, 60)]
         kinds = {event.kind for event in await made.events()}
     assert Status.SCHEDULED not in {fit.report.status for fit in fits}
     assert {fit.report.reason for fit in fits} <= {None, "no-summary-model"}
