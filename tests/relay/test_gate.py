@@ -68,7 +68,7 @@ class Entrance:
         body = read(raw)
         model = deployment or body.model
         asked = for_model(self.config, model)
-        ask = Ask(body, model, TENANT, None, ORIGIN, asked, Mode.ACTIVE, None, (), None)
+        ask = Ask(body, model, TENANT, None, ORIGIN, asked, Mode.ACTIVE, None, tuple, None)
         return (await self._viewer.view(ask)).due()
 
 
