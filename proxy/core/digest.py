@@ -15,6 +15,8 @@ from proxy.core.message import Call, Message
 VERSION = b"\x01"
 MAX_DEPTH = 100
 MAX_CHARACTERS = 1_048_576
+# A longer text is encoded in pieces of so many characters.
+PIECE_CHARACTERS = 64 * 1024
 _EMPTY = bytes(8)
 _EXACT_INTEGER = 2**53
 _EXACT_DIGITS = 15
@@ -75,37 +77,52 @@ def canonical_arguments(arguments: str) -> str:
         return arguments
 
 
-def _content(message: Message) -> bytes:
+def _content(message: Message) -> list[bytes]:
     """The text and the other parts in the order they stand."""
     if not message.parts:
         return _text(message.text)
     content: list[bytes] = []
     start = 0
     for part in message.parts:
-        content += (_text(message.text[start : part.at]), _field(part.kind), _sized(part.payload))
+        content += (*_text(message.text[start : part.at]), _field(part.kind), _sized(part.payload))
         start = max(start, part.at)
-    return b"".join((*content, _text(message.text[start:])))
+    return content + _text(message.text[start:])
 
 
-def _text(text: str) -> bytes:
-    return _TEXT + _field(text) if text else b""
+def _text(text: str) -> list[bytes]:
+    if len(text) > PIECE_CHARACTERS:
+        return [_TEXT, *_long(text)]
+    return [_TEXT, _field(text)] if text else []
+
+
+def _long(text: str) -> list[bytes]:
+    """A field in pieces: the interpreter lock is held while one is encoded."""
+    places = range(0, len(text), PIECE_CHARACTERS)
+    data = [text[at : at + PIECE_CHARACTERS].encode("utf-8", "surrogatepass") for at in places]
+    return [sum(map(len, data)).to_bytes(8, "big"), *data]
 
 
 def _call(call: Call) -> bytes:
     return _field(call.id) + _field(call.name) + _field(canonical_arguments(call.arguments))
 
 
-def _digest(message: Message, content: bytes) -> bytes:
+def _digest(message: Message, content: list[bytes]) -> bytes:
     fields = (
         VERSION,
         _field(message.role),
-        _sized(content),
+        sum(map(len, content)).to_bytes(8, "big"),
+        *content,
         _field(message.refusal),
         _field(message.name),
         _sized(b"".join(map(_call, message.calls))) if message.calls else _EMPTY,
         _sized(b"".join(map(_field, message.answers))) if message.answers else _EMPTY,
     )
-    return hashlib.sha256(b"".join(fields)).digest()
+    if len(message.text) <= PIECE_CHARACTERS:
+        return hashlib.sha256(b"".join(fields)).digest()
+    hasher = hashlib.sha256()
+    for field in fields:
+        hasher.update(field)
+    return hasher.digest()
 
 
 def message_digest(message: Message) -> bytes:
@@ -119,7 +136,7 @@ def outline_digest(message: Message) -> bytes:
     A client that clears or shortens old tool results keeps the outline of its conversation, so stored
     checkpoints are found by it; `core.checkpoint` then decides message by message.
     """
-    return _digest(message, b"") if message.answers else message.digest or message_digest(message)
+    return _digest(message, []) if message.answers else message.digest or message_digest(message)
 
 
 def chain(digests: Iterable[bytes], last: bytes = VERSION) -> list[bytes]:

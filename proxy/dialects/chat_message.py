@@ -1,18 +1,15 @@
 """One chat message: its bytes to a core record, and bytes for a message of ours or one made shorter."""
 
-import base64
-import binascii
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from proxy.core.digest import message_digest
 from proxy.core.message import Call, Message, Part
 from proxy.core.render import excerpt
+from proxy.dialects import long_json
 from proxy.dialects.json_slices import DECODER
 from proxy.errors import Unreadable
 
@@ -32,15 +29,7 @@ def decoded(raw: bytes) -> dict[str, Any]:
     Raises:
         Unreadable: It is not one: `not-json`, `no-messages` or `too-deep`.
     """
-    try:
-        value = msgspec.json.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        try:
-            value = DECODER.decode(raw.decode())
-        except (ValueError, RecursionError):
-            raise Unreadable("not-json") from None
-    except RecursionError:
-        raise Unreadable("too-deep") from None
+    value = long_json.value(raw)
     if not isinstance(value, dict):
         raise Unreadable("no-messages")
     return value
@@ -52,8 +41,17 @@ def message(raw: bytes) -> Message:
     Raises:
         Unreadable: The bytes are no message.
     """
+    return record_of(raw, decoded(raw))
+
+
+def record_of(raw: bytes, fields: Mapping[str, Any]) -> Message:
+    """The same for a message that is `decoded` already.
+
+    Raises:
+        Unreadable: It is no message.
+    """
     try:
-        record = _record(raw, decoded(raw))
+        record = _record(raw, fields)
     except RecursionError:  # what could just be decoded cannot always be written again
         raise Unreadable("too-deep") from None
     return record.known(message_digest(record), 0)
@@ -82,9 +80,8 @@ def _string(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _sha256(value: str | bytes) -> bytes:
-    data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
-    return hashlib.sha256(data).digest()
+def _sha256(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def _calls(fields: Mapping[str, Any]) -> Iterator[Call]:
@@ -136,25 +133,26 @@ def _payload(kind: str, part: Any) -> bytes:
     """SHA-256 of what a part carries: inline data, an http address without its query, else its JSON."""
     inner = part.get(kind) if isinstance(part, Mapping) else None
     if isinstance(inner, str):
-        return _sha256(_address(inner))
+        return _address(inner)
     if isinstance(inner, Mapping):
         for key in ("url", "data", "file_data"):
             if isinstance(inner.get(key), str):
-                return _sha256(_address(inner[key]))
+                return _address(inner[key])
     plain = {k: v for k, v in part.items() if k != "cache_control"} if isinstance(part, Mapping) else part
     return _sha256(json.dumps(plain, sort_keys=True, default=str))
 
 
-def _address(url: str) -> str | bytes:
+def _address(url: str) -> bytes:
+    """SHA-256 of what is meant by it."""
     if url.startswith(("http://", "https://")):
-        return url.partition("?")[0]
+        return _sha256(url.partition("?")[0])
     head, comma, data = url.rpartition(",")
     if comma and not head.endswith(";base64"):
-        return url
+        return _sha256(url)
     try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
-        return url
+        return long_json.base64_sha256(data)
+    except ValueError:
+        return _sha256(url)
 
 
 def compose(record: Message) -> bytes:

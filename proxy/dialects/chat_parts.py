@@ -1,10 +1,12 @@
 """What the parts of a chat message that are not text weigh, in tokens."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from proxy.core.media import audio_tokens, file_tokens, image_url_tokens
-from proxy.dialects.chat_message import decoded
+from proxy.core.message import Message
+from proxy.dialects.chat_message import decoded, record_of
 from proxy.errors import Unreadable
 
 # A part of a kind we do not know, in tokens, at most.
@@ -13,13 +15,28 @@ UNKNOWN_PART_TOKENS = 1_000
 _BASE64_RATIO = 0.75
 
 
+def weighed(raw: bytes, model: str) -> tuple[Message, int]:
+    """The record of one message, and the tokens of all its parts that are not text, before calibration.
+
+    Raises:
+        Unreadable: The bytes are no message.
+    """
+    fields = decoded(raw)
+    record = record_of(raw, fields)
+    return record, _sum(fields, model) if record.parts else 0
+
+
 def part_tokens(raw: bytes, model: str) -> int:
     """Tokens of all the parts of a message that are not text, before calibration."""
     try:
-        content = decoded(raw).get("content")
+        return _sum(decoded(raw), model)
     except Unreadable:
         return 0
-    return sum(_tokens(part, model) for part in content) if isinstance(content, list) else 0
+
+
+def _sum(fields: Mapping[str, Any], model: str) -> int:
+    content = fields.get("content")
+    return sum([_tokens(part, model) for part in content]) if isinstance(content, list) else 0
 
 
 def _tokens(part: Any, model: str) -> int:

@@ -5,6 +5,7 @@ inside them, the order of keys, white space. msgspec does it fast; what it refus
 (lone surrogates) is done by the standard decoder.
 """
 
+import codecs
 import json
 import re
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from proxy.errors import Unreadable
 
 _KEY = re.compile(rb'\s*[{,]\s*"[^"\\]*+(?:\\.[^"\\]*+)*+"\s*:\s*')
 _SPACE = re.compile(rb"[ \t\n\r]*")
+_UTF8 = codecs.getincrementaldecoder("utf-8")
 _TEXT_SPACE = re.compile(r"[ \t\n\r]*")
 
 
@@ -26,9 +28,13 @@ def _refuse(constant: str) -> NoReturn:
 # The standard decoder, without the NaN and Infinity that are no JSON.
 DECODER = json.JSONDecoder(parse_constant=_refuse)
 
-
-_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
+# Containers whose values are left as they are.
+MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
+# Bytes that are looked at together, and elements that are copied together: the interpreter lock is held
+# for as long as a call takes.
+_TOGETHER_BYTES = 256 * 1024
+_TOGETHER = 4_096
 
 
 class Slice(NamedTuple):
@@ -46,9 +52,9 @@ def members(raw: bytes) -> dict[str, Slice]:
         RecursionError: It is nested too deeply.
     """
     if not raw.isascii():
-        _text(raw)  # msgspec does not look into the strings that it leaves raw
+        _check_text(raw)  # msgspec does not look into the strings that it leaves raw
     try:
-        decoded = _MEMBERS.decode(raw)
+        decoded = MEMBERS.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return _members_slowly(raw)
     found: dict[str, Slice] = {}
@@ -79,10 +85,30 @@ def elements(raw: bytes | memoryview) -> tuple[bytes, ...]:
         RecursionError: It is nested too deeply.
     """
     try:
-        return tuple(map(bytes, _ELEMENTS.decode(raw)))
+        return _copied(ELEMENTS.decode(raw))
     except (msgspec.MsgspecError, UnicodeDecodeError):
         text = _text(bytes(raw))
         return tuple(text[start:stop].encode() for _, start, stop in _items(text, "[]"))
+
+
+def _copied(values: list[msgspec.Raw]) -> tuple[bytes, ...]:
+    if len(values) <= _TOGETHER:
+        return tuple(map(bytes, values))
+    copies: list[bytes] = []
+    for start in range(0, len(values), _TOGETHER):
+        copies += map(bytes, values[start : start + _TOGETHER])
+    return tuple(copies)
+
+
+def _check_text(raw: bytes) -> None:
+    """Refuse what is no UTF-8."""
+    decoder = _UTF8()
+    try:
+        for start in range(0, len(raw), _TOGETHER_BYTES):
+            decoder.decode(raw[start : start + _TOGETHER_BYTES])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        raise Unreadable("not-json") from None
 
 
 def _text(raw: bytes) -> str:

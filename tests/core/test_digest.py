@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core import digest as module
 from proxy.core.digest import (
     VERSION,
     canonical_arguments,
@@ -195,6 +196,14 @@ def content(message: Message) -> tuple[object, ...]:
 def test_messages_share_a_digest_only_if_they_share_their_content(one: Message, other: Message) -> None:
     assert len(one.digest) == 32
     assert (one.digest == other.digest) == (content(one) == content(other))
+
+
+@given(MESSAGES)
+def test_a_text_of_many_pieces_has_the_digest_that_it_has_in_one(message: Message) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PIECE_CHARACTERS", 1)
+        in_pieces = message_digest(message)
+    assert in_pieces == message_digest(message)
 
 
 @given(st.lists(TEXT, min_size=2, max_size=4), st.integers(1, 3))

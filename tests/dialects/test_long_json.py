@@ -1,0 +1,113 @@
+"""What is decoded in pieces is what it would be in one."""
+
+import base64
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from proxy.dialects import long_json
+from proxy.errors import Unreadable
+
+UNHURRIED = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+SHORTEST_PIECE = long_json._ESCAPE_BYTES + 4  # room for an escape and a step
+
+
+@pytest.fixture(autouse=True)
+def little_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_json, "LONG_BYTES", 4)
+    monkeypatch.setattr(long_json, "PIECE_BYTES", SHORTEST_PIECE)
+    monkeypatch.setattr(long_json, "_MANY", 3)
+
+
+def outcome(raw: bytes, *, whole: bool) -> Any:
+    try:
+        return long_json.plain(raw) if whole else long_json.value(raw)
+    except Unreadable as refused:
+        return refused.reason
+
+
+SCRAPS = [
+    *(
+        "\\",
+        "\\\\",
+        "\\n",
+        "\\u",
+        "\\u4e2d",
+        "\\ud83d",
+        "\\uDE00",
+        "\\ud83d\\ude00",
+        "\\x",
+        "\\\\ud83d",
+        '\\"',
+    ),
+    *("a", "é", "中", "🐎", "\x01", "u", "d83d"),
+]
+STRINGS = st.lists(st.sampled_from(SCRAPS), max_size=60).map("".join).map('"{}"'.format)
+TEXT = st.text(st.characters(codec=None) | st.sampled_from('"\\/\n中🐎\ud83d\ude00'), max_size=80)
+VALUE = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**40), 10**40) | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(TEXT, inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@UNHURRIED
+@given(STRINGS, st.sampled_from(["%s", '{"a":%s}', "[1,%s]", '{"a":[{"b":%s}]}']))
+@example('"' + "\\" * 100 + '"', "%s")
+@example('"' + "\\" * 101 + '"', "%s")
+@example('"' + "\\ud83d" * 30 + '"', "%s")
+def test_any_run_of_characters_and_escapes_is_judged_as_a_whole(string: str, around: str) -> None:
+    raw = (around % string).encode()
+    assert outcome(raw, whole=False) == outcome(raw, whole=True)
+
+
+@UNHURRIED
+@given(VALUE, st.sampled_from(["ascii", "utf-8"]), st.data())
+def test_any_value_is_what_it_is_as_a_whole_and_any_damage_is_found(
+    value: Any, encoding: str, data: st.DataObject
+) -> None:
+    raw = json.dumps(value, ensure_ascii=encoding == "ascii").encode("utf-8", "surrogatepass")
+    at = data.draw(st.integers(0, len(raw)))
+    damaged = raw[:at] + data.draw(st.sampled_from([b"", b'"', b"\\", b"\xff", b"\xe4", b" "])) + raw[at:]
+    for each in (raw, damaged):
+        assert repr(outcome(each, whole=False)) == repr(outcome(each, whole=True))
+
+
+@pytest.mark.parametrize("piece", [b"\\ud83d\\ude00", "中".encode(), b"\\\\", b"\\n", b"a"])
+def test_every_piece_but_the_last_is_about_as_long_as_it_may_be(piece: bytes) -> None:
+    raw = b'"%b"' % (piece * 100)
+    sizes = [stop - start for start, stop in long_json.pieces(raw)]
+    assert sum(sizes) == len(raw) - 2
+    near = long_json._ESCAPE_BYTES
+    assert all(SHORTEST_PIECE - near <= size <= SHORTEST_PIECE + near for size in sizes[:-1])
+
+
+def texts_in_base64() -> Iterator[str]:
+    random_bytes = random.Random(1).randbytes
+    for size in (0, 1, 2, 3, 47, 48, 49, 96, 97, 200):
+        yield base64.b64encode(random_bytes(size)).decode()
+    yield from ("=", "AAAA=", "AAAA====", "A" * 100 + "=", "A" * 101 + "=", "A" * 102 + "==", "A" * 103)
+    yield from ("AAAA=AAA" * 20, "A" * 48 + "=" * 100, "A" * 64 + "é", "A" * 63 + "-", "=" + "A" * 63)
+    yield from ("A" * 16 + "====" + "A" * 64, "A" * 64 + "\n", "AA==" + "A" * 64)
+
+
+@pytest.mark.parametrize("text", list(texts_in_base64()))
+def test_what_base64_says_is_digested_as_a_whole(text: str) -> None:
+    expected: bytes | None
+    try:
+        expected = hashlib.sha256(base64.b64decode(text, validate=True)).digest()
+    except ValueError:
+        expected = None
+    try:
+        found = long_json.base64_sha256(text)
+    except ValueError:
+        found = None
+    assert found == expected
