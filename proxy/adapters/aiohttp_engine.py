@@ -16,6 +16,7 @@ import aiohttp
 import httpx
 import yarl
 from aiohttp.client_proto import ResponseHandler
+from aiohttp.http import HttpProcessingError
 
 from proxy.adapters.outgoing_proxy import DIRECT, Proxies
 from proxy.ports import HttpRequest, HttpResponse
@@ -84,6 +85,9 @@ class _Connection(ResponseHandler):
             super().set_exception(made, exc)
         elif not lost:
             super().set_exception(exc, *cause)
+            if isinstance(exc, HttpProcessingError) and self._payload is not None:
+                # Who reads the body would wait for ever: aiohttp tells only those who wait for a head.
+                self._payload.set_exception(aiohttp.ClientPayloadError(), exc)
 
     def is_connected(self) -> bool:
         """Asked before reuse: what came while idle (such as a 408) must not answer the next request."""
