@@ -20,9 +20,9 @@ MAX_WAITING = 10_000
 _log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Totals:
-    """What a conversation has used.
+    """What a conversation has used; added to in place, because each request adds.
 
     Attributes:
         model: The model that was asked last; empty if it was not read.
@@ -41,10 +41,6 @@ class Totals:
     completion_tokens: int = 0
     cached_tokens: int = 0
     last_at: float = 0.0
-
-
-_NOTHING = Totals()
-_UNKNOWN = Usage(prompt_tokens=0, completion_tokens=0)
 
 
 class Conversations:
@@ -70,19 +66,19 @@ class Conversations:
     ) -> None:
         """Add one request to the totals of its conversation."""
         key = conversation_key(tenant, conversation)
-        if key not in self._waiting and len(self._waiting) >= MAX_WAITING:
-            return
-        before = self._waiting.get(key, _NOTHING)
-        used = usage or _UNKNOWN
-        self._waiting[key] = Totals(
-            model=model or before.model,
-            requests=before.requests + 1,
-            request_bytes=before.request_bytes + request_bytes,
-            prompt_tokens=before.prompt_tokens + used.prompt_tokens,
-            completion_tokens=before.completion_tokens + used.completion_tokens,
-            cached_tokens=before.cached_tokens + used.cached_tokens,
-            last_at=self._now(),
-        )
+        totals = self._waiting.get(key)
+        if totals is None:
+            if len(self._waiting) >= MAX_WAITING:
+                return
+            totals = self._waiting[key] = Totals()
+        totals.model = model or totals.model
+        totals.requests += 1
+        totals.request_bytes += request_bytes
+        totals.last_at = self._now()
+        if usage is not None:
+            totals.prompt_tokens += usage.prompt_tokens
+            totals.completion_tokens += usage.completion_tokens
+            totals.cached_tokens += usage.cached_tokens
 
     def start(self) -> None:
         """Begin to write in the background."""

@@ -43,6 +43,47 @@ class Usage:
     finish_reason: str = ""
 
 
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Counts(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    prompt_cache_hit_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
+class _Answer(msgspec.Struct):
+    """An answer as nearly every provider writes it; nothing but this is built of it."""
+
+    usage: _Counts
+    choices: list[_Choice] = []
+
+
+_USUAL: Final = msgspec.json.Decoder(_Answer)
+
+
+def _usual(body: bytes) -> Usage | None:
+    """What an answer of the usual shape says; None if it has another, or if its numbers cannot be true."""
+    try:
+        answer = _USUAL.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    used, details = answer.usage, answer.usage.prompt_tokens_details
+    told = (details.cached_tokens if details else None, used.prompt_cache_hit_tokens, used.cached_tokens)
+    cached = next((count for count in told if count is not None), 0)
+    counts = (used.prompt_tokens, used.completion_tokens or 0, cached)
+    if not all(0 <= count < _TOO_MANY_TOKENS for count in counts):
+        return None
+    return Usage(*counts, answer.choices[0].finish_reason or "" if answer.choices else "")
+
+
 def _parsed(data: bytes) -> object:
     """The JSON that bytes hold, or None. What is not strictly JSON, such as NaN, is read as Python does."""
     try:
@@ -137,6 +178,9 @@ def _of_stream(tail: bytes) -> Usage | None:
 
 
 def _of_body(body: bytes) -> Usage | None:
+    usual = _usual(body)
+    if usual is not None:
+        return usual
     payload = _mapping(_parsed(body))
     return _with_reason(_usage(payload), _finish_reason(payload))
 
@@ -212,6 +256,8 @@ class UsageTap:
         """What the response said, once it has ended or been cut; None if nothing that can be believed."""
         if self._inflater is not None and self._inflater.failed:
             return None
+        if self._seen == len(self._head):  # small, and no stream
+            return _of_body(bytes(self._head))
         head, tail = bytes(self._head), bytes(self._tail)
         whole = self._seen == len(head) + len(tail)
         if self._stream:

@@ -14,7 +14,6 @@ from proxy.compaction.compactor import REPLAYS, Compactor
 from proxy.compaction.fitting import Ask, Fit, Mode, Report, Status
 from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, ModelSettings, for_model
-from proxy.dialects.chat import models_named
 from proxy.dialects.chat_reader import KEY_BYTES, Reader
 from proxy.dialects.overflow import detect
 from proxy.dialects.usage import UsageTap
@@ -180,26 +179,24 @@ class Chat:
 
     async def _fit(self, passage: _Passage) -> None:
         """Decide what to forward."""
-        path_model = deployment(passage.scope["raw_path"])
         who = passage.who
+        models = self._gate.models(passage.raw, deployment(passage.scope["raw_path"]))
+        passage.model = min(models, default="")
         if not passage.control.in_force and self._gate.passes(
-            passage.raw, path_model, who.tenant, who.conversation
+            passage.raw, models, who.tenant, who.conversation
         ):
-            if who.conversation is not None:
-                passage.model = min(models_named(passage.raw), default="")
             return
         try:
-            passage.ask = self._ask(passage)
+            passage.ask = await self._ask(passage)
         except Unreadable as error:
             report = Report(Status.NONE, who.conversation, reason=error.reason)
             passage.fit = Fit(passage.raw, 0, report)
-            passage.model = min(models_named(passage.raw), default="")
             return
         passage.fit = await self._compactor.fit(passage.ask)
         if passage.fit.report.round is not None:
             self._gate.remember(who.conversation)
 
-    def _ask(self, passage: _Passage) -> Ask:
+    async def _ask(self, passage: _Passage) -> Ask:
         """The request as the compactor takes it.
 
         Raises:
@@ -207,7 +204,7 @@ class Chat:
         """
         if value(passage.scope["headers"], b"content-encoding") not in {None, b"identity"}:
             raise Unreadable("encoded")
-        body = self._reader.read(passage.raw, passage.who.tenant, passage.who.conversation)
+        body = await self._reader.read_beside(passage.raw, passage.who.tenant, passage.who.conversation)
         passage.control = control(passage.scope["headers"])  # with what only matters here
         model = deployment(passage.scope["raw_path"]) or body.model
         settings = for_model(self._config, model)
@@ -269,7 +266,7 @@ class Chat:
             return None
         started = time.perf_counter()
         try:
-            ask = passage.ask or self._ask(passage)
+            ask = passage.ask or await self._ask(passage)
             shorter = await self._compactor.refit(ask, fit, overflow, refusals)
             self._gate.reconsider()
             passage.overhead_s += time.perf_counter() - started

@@ -4,6 +4,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from proxy.compaction.policies import policy_for
@@ -19,6 +20,8 @@ from proxy.wishes import Wishing
 MAX_REMEMBERED = 10_000
 # What every tool result has.
 RESULT = b'"tool_call_id"'
+# A larger body is read whatever it says: searching it would hold everybody up, and few have room for it.
+MAX_BYTES = 1_048_576
 # A body that names more models than this is read instead.
 MAX_MODELS = 8
 # What was worked out for a model is used for this long, in seconds, and for so many tenants and models.
@@ -90,16 +93,26 @@ class Gate:
             if len(self._compacted) > MAX_REMEMBERED:
                 self._compacted.popitem(last=False)
 
-    def passes(self, raw: bytes, deployment: str | None, tenant: str, conversation: str | None) -> bool:
-        """Whether a body is certainly under every mark; `deployment` is the model that its path names."""
-        if conversation is not None and self._awaited(tenant, conversation):
-            return False
+    @staticmethod
+    def models(raw: bytes, deployment: str | None) -> AbstractSet[str]:
+        """Every model that a request could mean; `deployment` is the one that its path names.
+
+        None where the body is too large to pass whatever it means: it is not searched.
+        """
+        if len(raw) > MAX_BYTES:
+            return frozenset()
         models = models_named(raw)
         if deployment:
             models.add(deployment)
-        if not 0 < len(models) <= MAX_MODELS or has_media(raw):
+        return models
+
+    def passes(self, raw: bytes, models: AbstractSet[str], tenant: str, conversation: str | None) -> bool:
+        """Whether a body is certainly under every mark; `models` are all that the request could mean."""
+        if conversation is not None and self._awaited(tenant, conversation):
             return False
         size = len(raw)
+        if size > MAX_BYTES or not 0 < len(models) <= MAX_MODELS or has_media(raw):
+            return False
         if size <= min([self._sure_size(tenant, model) for model in models]):
             return True
         output = max(outputs_named(raw), default=None)
