@@ -7,6 +7,7 @@ a message is recognised by its bytes, which its record keeps anyway.
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from proxy.core.digest import VERSION, prefix_digests
@@ -14,8 +15,9 @@ from proxy.core.message import Message
 from proxy.core.tokens import RULES, definition_piece, message_tokens, pieces
 from proxy.counting import Counting
 from proxy.dialects.chat import Body
-from proxy.dialects.chat_message import message
-from proxy.dialects.chat_parts import part_tokens
+from proxy.dialects.chat_parts import part_tokens, weighed
+from proxy.dialects.json_slices import elements
+from proxy.errors import Unreadable
 from proxy.lru import Lru
 
 # Known messages are held up to this many bytes; decoded text about doubles it.
@@ -28,10 +30,15 @@ MAX_DEFINED = 4 * 1024 * 1024
 RECORD_BYTES = 450
 # What a list takes for each of its messages.
 PLACE_BYTES = 100
-# Messages are decoded in lots of this many bytes.
-AT_ONCE_BYTES = 256 * 1024
+# Messages are decoded in lots of this many bytes,
+AT_ONCE_BYTES = 128 * 1024
+# for which each counts with so many beside its own: as long as these take, it takes by itself.
+DECODED_BYTES = 1_024
+# Large messages that are decoded beside the loop at once.
+WORKERS = 2
 
 _Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
 
 
 class Gauge(NamedTuple):
@@ -98,6 +105,7 @@ class Reading:
         self._countings = countings
         self._held: Lru[tuple[bytes, Gauge], Message] = Lru(max_held_bytes)
         self._lists: Lru[tuple[bytes, Gauge], _Known] = Lru(max_listed_bytes)
+        self._turns = asyncio.Semaphore(WORKERS)
         self._overheads: Lru[tuple[tuple[str, ...], Gauge], int] = Lru(MAX_DEFINED)
 
     async def listed(self, body: Body, gauge: Gauge) -> Listed:
@@ -124,17 +132,17 @@ class Reading:
     async def _grown(self, base: Listed, raws: Sequence[bytes], gauge: Gauge) -> tuple[Listed, int]:
         """A list with more messages behind it, and the bytes that these take."""
         new = await self.messages(raws, gauge)
-        plain = tuple([each for each in new if not each.privileged])
-        prefixes: list[bytes] = []
-        last = base.prefixes[-1] if base.prefixes else VERSION
-        for start, lot in _lots(plain, _held_bytes):
+        plain: list[Message] = []
+        prefixes: list[bytes] = [base.prefixes[-1] if base.prefixes else VERSION]
+        tokens = base.tokens
+        for start, lot in _lots(new, _held_bytes):
             await _between(start)
-            prefixes += prefix_digests(lot, prefixes[-1] if prefixes else last)
+            those = [each for each in lot if not each.privileged]
+            plain += those
+            prefixes += prefix_digests(those, prefixes[-1])
+            tokens += sum([each.tokens for each in lot])
         listed = Listed(
-            base.messages + new,
-            base.body + plain,
-            base.prefixes + tuple(prefixes),
-            base.tokens + sum([each.tokens for each in new]),
+            base.messages + new, base.body + tuple(plain), base.prefixes + tuple(prefixes[1:]), tokens
         )
         return listed, sum(map(len, raws)) + len(raws) * (RECORD_BYTES + PLACE_BYTES)
 
@@ -145,25 +153,29 @@ class Reading:
             Unreadable: One of them is no message.
         """
         found: list[Message | None] = []
-        for start, lot in _lots(raws, _raw_bytes):
+        missing: list[bytes] = []
+        for start, lot in _lots(raws, _held_bytes):
             await _between(start)
-            found += [self._held.get((raw, gauge)) for raw in lot]
-        if None not in found:
-            return tuple([record for record in found if record is not None])
-        read: list[Message] = []
-        for start, lot in _lots(
-            [raw for raw, known in zip(raws, found, strict=True) if not known], _raw_bytes
-        ):
-            await _between(start)
-            read += (
-                [await asyncio.to_thread(message, lot[0])] if lot and _large(lot[0]) else map(message, lot)
-            )
-        new = iter(await self.counted(read, gauge))
+            held = [self._held.get((raw, gauge)) for raw in lot]
+            missing += [raw for raw, known in zip(lot, held, strict=True) if known is None]
+            found += held
+        new = iter(await self._read(missing, gauge) if missing else ())
         records: list[Message] = []
         for start, lot_found in _lots(found, _place_bytes):
             await _between(start)
             records += [known or self._hold(next(new), gauge) for known in lot_found]
         return tuple(records)
+
+    async def _read(self, raws: Sequence[bytes], gauge: Gauge) -> list[Message]:
+        """The records of messages that are not known."""
+        read: list[tuple[Message, int]] = []
+        for start, lot in _lots(raws, _decoded_bytes):
+            await _between(start)
+            if _large(lot[0]):
+                read.append(await self._beside(weighed, lot[0], gauge.model))
+            else:
+                read += [weighed(raw, gauge.model) for raw in lot]
+        return await self._sized(read, gauge)
 
     def _hold(self, record: Message, gauge: Gauge) -> Message:
         self._held.put((record.raw, gauge), record, _held_bytes(record))
@@ -171,29 +183,47 @@ class Reading:
 
     async def counted(self, records: Sequence[Message], gauge: Gauge) -> list[Message]:
         """The records with their tokens."""
+        return await self._sized([(each, await self._parts(each, gauge)) for each in records], gauge)
+
+    async def _parts(self, record: Message, gauge: Gauge) -> int:
+        if not record.parts:
+            return 0
+        if _large(record.raw):
+            return await self._beside(part_tokens, record.raw, gauge.model)
+        return part_tokens(record.raw, gauge.model)
+
+    async def _sized(self, weighed: Sequence[tuple[Message, int]], gauge: Gauge) -> list[Message]:
+        """Records with their tokens; beside each stands what its parts that are not text weigh."""
         rule = RULES[gauge.rule]
-        texts: list[tuple[str, ...]] = []
-        for start, lot in _lots(records, _held_bytes):
+        texts: list[str] = []
+        numbers: list[int] = []
+        for start, lot in _lots(weighed, _weighed_bytes):
             await _between(start)
-            texts += [pieces(record, rule) for record in lot]
-        counts = iter(await self._count([text for each in texts for text in each], gauge))
-        pairs = iter(texts)
+            for record, _ in lot:
+                own = pieces(record, rule)
+                texts += own
+                numbers.append(len(own))
+        counts = iter(await self._count(texts, gauge))
+        pairs = iter(numbers)
         made: list[Message] = []
-        for start, lot in _lots(records, _held_bytes):
+        for start, lot in _lots(weighed, _weighed_bytes):
             await _between(start)
-            for record in lot:
-                counted = [next(counts) for _ in next(pairs)]
-                parts = await _parts(record, gauge) if record.parts else 0
-                size = message_tokens(record, counted, rule, parts)
+            for record, parts in lot:
+                size = message_tokens(record, islice(counts, next(pairs)), rule, parts)
                 made.append(record.known(record.digest, size))
         return made
+
+    async def _beside(self, work: Callable[[bytes, str], _Made], raw: bytes, model: str) -> _Made:
+        """What a thread makes of a large message, a few at a time."""
+        async with self._turns:
+            return await asyncio.to_thread(work, raw, model)
 
     async def overhead(self, definitions: Sequence[str], gauge: Gauge) -> int:
         """Tokens of a request beside its messages: definitions and the reply's primer."""
         key = (tuple(definitions), gauge)
         known = self._overheads.get(key)
         if known is None:
-            counts = await self._count([definition_piece(each) for each in definitions], gauge)
+            counts = await self._count([await _definition(each) for each in definitions], gauge)
             known = sum(counts) + RULES[gauge.rule].reply
             self._overheads.put(key, known, RECORD_BYTES + sum(map(len, definitions)))
         return known
@@ -207,16 +237,20 @@ class Reading:
             counting.close()
 
 
-def _raw_bytes(raw: bytes) -> int:
-    return len(raw) + RECORD_BYTES
+def _decoded_bytes(raw: bytes) -> int:
+    return len(raw) + DECODED_BYTES
+
+
+def _held_bytes(held: bytes | Message) -> int:
+    return len(held if isinstance(held, bytes) else held.raw) + RECORD_BYTES
+
+
+def _weighed_bytes(weighed: tuple[Message, int]) -> int:
+    return _held_bytes(weighed[0])
 
 
 def _place_bytes(_: object) -> int:
     return PLACE_BYTES
-
-
-def _held_bytes(record: Message) -> int:
-    return len(record.raw) + RECORD_BYTES
 
 
 def _lots(items: Sequence[_Item], size: Callable[[_Item], int]) -> Iterator[tuple[int, Sequence[_Item]]]:
@@ -236,10 +270,20 @@ async def _between(start: int) -> None:
         await asyncio.sleep(0)
 
 
-async def _parts(record: Message, gauge: Gauge) -> int:
-    if _large(record.raw):
-        return await asyncio.to_thread(part_tokens, record.raw, gauge.model)
-    return part_tokens(record.raw, gauge.model)
+async def _definition(text: str) -> str:
+    """What is counted of a definition; of a large one beside the loop."""
+    if len(text) <= AT_ONCE_BYTES // 4:
+        return definition_piece(text)
+    return await asyncio.to_thread(_definitions, text)
+
+
+def _definitions(text: str) -> str:
+    """The same of one element after another, so that no step takes long."""
+    try:
+        parts = elements(text.encode())
+    except (Unreadable, RecursionError, UnicodeEncodeError):
+        return definition_piece(text)
+    return f"[{','.join(map(definition_piece, parts))}]"
 
 
 def _large(raw: bytes) -> bool:

@@ -5,10 +5,12 @@ Of a later body that begins with the very same bytes nothing but the tail is loo
 Whatever is not exactly so is read from its first byte.
 """
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from blake3 import blake3
 
@@ -32,6 +34,11 @@ MAX_KEYS = 32
 MAX_KEY_CHARACTERS = 1_024
 # Likewise one with more white space behind its last message, in bytes.
 MAX_SPACE_BYTES = 256
+# Larger bodies are read beside the loop; and larger ones yet, even if they have only grown.
+LITTLE_BYTES = 256 * 1024
+GROWN_BYTES = 1024 * 1024
+# Bodies that are read beside it at once.
+WORKERS = 2
 _OPENING = b'{"messages":['
 
 _Bucket = tuple[str, str | None, bytes]
@@ -75,6 +82,18 @@ class _Tail:
     rest: dict[str, bytes]
 
 
+class _Found(NamedTuple):
+    """What was found in a body.
+
+    Attributes:
+        body: The body.
+        beginning: How later ones may begin; None where that is not remembered.
+    """
+
+    body: Body
+    beginning: _Beginning | None
+
+
 class Reader:
     """Reads bodies, and remembers how they begin.
 
@@ -88,6 +107,23 @@ class Reader:
         self._max_beginnings = max_beginnings
         self._known: OrderedDict[_Bucket, dict[bytes, _Beginning]] = OrderedDict()
         self._beginnings = 0
+        self._turns = asyncio.Semaphore(WORKERS)
+
+    async def read_beside(self, raw: bytes, tenant: str, conversation: str | None = None) -> Body:
+        """The same as `read`; nobody has to wait while a large body is read.
+
+        Raises:
+            Unreadable: See `chat.read`.
+        """
+        size = len(raw)
+        if size <= LITTLE_BYTES:
+            return self.read(raw, tenant, conversation)
+        bucket = (tenant, conversation, raw[:FIRST_BYTES])
+        found = self._grown(raw, bucket) if size <= GROWN_BYTES else None
+        if found is None:
+            async with self._turns:
+                found = await asyncio.to_thread(self._found, raw, bucket)
+        return self._noted(bucket, found)
 
     def read(self, raw: bytes, tenant: str, conversation: str | None = None) -> Body:
         """Cut a request body up, as `chat.read` does; the body has a mark, and may follow an earlier one.
@@ -96,49 +132,55 @@ class Reader:
             Unreadable: See `chat.read`.
         """
         bucket = (tenant, conversation, raw[:FIRST_BYTES])
-        known = self._known.get(bucket)
-        return (known and self._grown(raw, bucket, known)) or self._read(raw, bucket)
+        return self._noted(bucket, self._found(raw, bucket))
 
-    def _grown(self, raw: bytes, bucket: _Bucket, known: Mapping[bytes, _Beginning]) -> Body | None:
+    def _noted(self, bucket: _Bucket, found: _Found) -> Body:
+        if found.beginning is not None:
+            self._remember(bucket, found.beginning)
+        return found.body
+
+    def _found(self, raw: bytes, bucket: _Bucket) -> _Found:
+        """What is in a body. Changes nothing, so it may be done in a thread."""
+        return self._grown(raw, bucket) or self._anew(raw, bucket)
+
+    def _grown(self, raw: bytes, bucket: _Bucket) -> _Found | None:
         """The body, if it begins as an earlier one."""
-        alike = [each for each in known.values() if raw.endswith(each.ending, 0, each.stop)]
+        known = self._known.get(bucket)
+        if not known:
+            return None
+        alike = [each for each in list(known.values()) if raw.endswith(each.ending, 0, each.stop)]
         for beginning in sorted(alike, key=_length, reverse=True)[:MAX_TRIES]:
             hasher = self._hasher(bucket).update(memoryview(raw)[: beginning.stop])
             if beginning.stop < len(raw) and hasher.digest() == beginning.mark:
-                return self._continued(raw, bucket, beginning, hasher)
+                return self._continued(raw, beginning, hasher)
         return None
 
-    def _continued(self, raw: bytes, bucket: _Bucket, known: _Beginning, hasher: blake3) -> Body | None:
+    def _continued(self, raw: bytes, known: _Beginning, hasher: blake3) -> _Found | None:
         """The body that begins so; None if what stands behind has to be looked at more closely."""
         tail = _tail(raw, known)
         if tail is None:
             return None
         rest = small_members(raw, known.before) | tail.rest
         if not tail.late:
-            self._remember(bucket, known)
-            return made(raw, tail.place, (), rest, known.mark, known.mark)
+            return _Found(made(raw, tail.place, (), rest, known.mark, known.mark), known)
         if not (stop := _end(raw, tail.place)):
             return None
         mark = hasher.update(memoryview(raw)[known.stop : stop]).digest()
         count = known.count + len(tail.late)
-        self._remember(
-            bucket, _Beginning(mark, stop, _ending(raw, stop), known.start, count, known.before, known.mark)
-        )
-        return made(raw, tail.place, tail.late, rest, mark, known.mark)
+        grown = _Beginning(mark, stop, _ending(raw, stop), known.start, count, known.before, known.mark)
+        return _Found(made(raw, tail.place, tail.late, rest, mark, known.mark), grown)
 
-    def _read(self, raw: bytes, bucket: _Bucket) -> Body:
+    def _anew(self, raw: bytes, bucket: _Bucket) -> _Found:
         found, late = cut(raw)
         place = found["messages"]
         rest = small_members(raw, found)
         before = {key: at for key, at in found.items() if at.stop <= place.start}
         stop = _end(raw, place)
         if not stop or len(before) > MAX_KEYS or sum(map(len, before)) > MAX_KEY_CHARACTERS:
-            return made(raw, place, late, rest)
+            return _Found(made(raw, place, late, rest), None)
         mark = self._hasher(bucket).update(memoryview(raw)[:stop]).digest()
-        self._remember(
-            bucket, _Beginning(mark, stop, _ending(raw, stop), place.start, len(late), before, b"")
-        )
-        return made(raw, place, late, rest, mark)
+        beginning = _Beginning(mark, stop, _ending(raw, stop), place.start, len(late), before, b"")
+        return _Found(made(raw, place, late, rest, mark), beginning)
 
     def _hasher(self, bucket: _Bucket) -> blake3:
         return self._blank.copy().update(bucket[0].encode() + b"\0")
