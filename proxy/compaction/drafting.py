@@ -17,11 +17,12 @@ class Drafting:
 
     Args:
         reading: What counts.
+        gleanings: What messages say and show.
     """
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: Reading, gleanings: Gleanings) -> None:
         self._reading = reading
-        self._gleanings = Gleanings()
+        self._gleanings = gleanings
         self._running: dict[asyncio.Task[Draft | None], tuple[object, ...]] = {}
 
     async def drafted(self, view: View, *, small: bool = False) -> Draft | None:

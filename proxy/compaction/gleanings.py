@@ -4,14 +4,13 @@ Both follow from a message alone, and clients send the whole history with every 
 only what has come since the last one.
 """
 
-import asyncio
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 from proxy.core.facts import Shown, shown
 from proxy.core.message import Call, Message
+from proxy.core.standing import Standing, said_by_users
 from proxy.core.statements import Statement, statements
 
 # Of texts, and of messages, so many characters are remembered; what they say and show takes about as much.
@@ -52,8 +51,20 @@ def _shown(content: _Content) -> tuple[Shown, ...]:
     return shown(Message(role, text, calls=calls, answers=answers))
 
 
+class _Kept(NamedTuple):
+    """What is known of a list that is remembered.
+
+    Attributes:
+        size: What it takes, in characters.
+        since: The list that it grew from, if that is remembered too.
+    """
+
+    size: int
+    since: Standing | None
+
+
 class Gleanings:
-    """Remembers what users' texts state and what other messages show; to be asked by work `beside` the loop.
+    """Remembers what users' texts state and what other messages show; to be asked in one thread at a time.
 
     Args:
         max_held: Size of each memory, in characters and `RECORD_CHARACTERS` for each text.
@@ -62,25 +73,38 @@ class Gleanings:
     def __init__(self, max_held: int = MAX_HELD_CHARACTERS) -> None:
         self._said = _Memory(statements, max_held)
         self._seen = _Memory(_shown, max_held)
-        self._turn = asyncio.Lock()
-        self._alone = threading.Lock()
-
-    async def beside(self, work: Callable[[], _Known]) -> _Known:
-        """What `work` gives, in a thread and one at a time.
-
-        Pure computing in several threads is no faster, but the event loop waits for each of them in turn.
-        """
-
-        def alone() -> _Known:
-            with self._alone:  # who was cancelled has given up its turn, and its thread goes on
-                return work()
-
-        async with self._turn:
-            return await asyncio.to_thread(alone)
+        self._standings: OrderedDict[Standing, _Kept] = OrderedDict()
+        self._max_held = max_held
 
     def said(self, text: str) -> tuple[Statement, ...]:
         """What a user's text states (`core.statements`)."""
         return self._said(text, len(text))
+
+    def standing(self, messages: Sequence[Message]) -> Standing:
+        """What holds of what users say in a list (`core.standing`); of a grown one, what is new is read.
+
+        The last two lists of each conversation are remembered, so that an edited message costs no more.
+        """
+        texts = said_by_users(messages)
+        begun = (each for each in self._standings if each.begins(texts))
+        before = max(begun, key=len, default=None)
+        made = Standing(messages, self.said, before)
+        self._keep(made, before)
+        return made
+
+    def _keep(self, made: Standing, before: Standing | None) -> None:
+        since = None
+        if before is not None:
+            known = self._standings.pop(before)
+            if len(before) < len(made):
+                if known.since is not None:
+                    self._standings.pop(known.since, None)
+                self._standings[before], since = _Kept(known.size, None), before
+        self._standings[made] = _Kept(made.characters + RECORD_CHARACTERS * made.count, since)
+        while (
+            len(self._standings) > 1 and sum(each.size for each in self._standings.values()) > self._max_held
+        ):
+            self._standings.popitem(last=False)
 
     def seen(self, message: Message) -> tuple[Shown, ...]:
         """What a message of a tool or of the assistant shows (`core.facts`)."""

@@ -4,10 +4,12 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
 from proxy.archive import Round, archived
+from proxy.compaction.beside import beside
 from proxy.compaction.checkpoint_index import CheckpointIndex
 from proxy.compaction.jobs import Job
 from proxy.compaction.stand_ins import Put, stand_ins
@@ -128,7 +130,7 @@ class Making:
         if not job.plan.groups:
             return _Texts((), "")
         if job.extract:
-            return _Texts(await asyncio.to_thread(_extracts, job), EXTRACT)
+            return _Texts(await beside(partial(_extracts, job)), EXTRACT)
         if job.brief is None:
             raise SummaryFailed("no-summary-model")
         try:

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
+from proxy.compaction.beside import beside
 from proxy.compaction.brief import Aligned, Brief
 from proxy.compaction.jobs import Job
 from proxy.compaction.planning import Draft, pins_of
@@ -36,8 +38,11 @@ class Ordering:
         self._minted = minted
         self.ttl_s = ttl_s
 
-    def job(self, view: View, draft: Draft, due: str) -> Job:
+    async def job(self, view: View, draft: Draft, due: str) -> Job:
         """Everything that making the round needs; `view.root` is there."""
+        return await beside(partial(self._job, view, draft, due))
+
+    def _job(self, view: View, draft: Draft, due: str) -> Job:
         ask, plan = view.ask, draft.plan
         root = view.root or b""
         last = view.prefixes[plan.length - 1]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
+from proxy.compaction.beside import beside
 from proxy.compaction.gleanings import Gleanings
 from proxy.compaction.view import View
 from proxy.core.digest import message_id
@@ -57,10 +58,13 @@ async def drafted(view: View, reading: Reading, gleanings: Gleanings, *, small: 
     """
     room = view.room
     if view.policy.layout is None:
-        asked = _asked(view, 0)
-        made = plan(view.body, view.effective, view.policy, view.earlier, replace(room, records=asked))
-        return Draft(made, asked, _pays(view, made, 0, room)) if made else None
-    return await _anchored(view, room, reading, gleanings, small=small)
+        return await beside(partial(_plain, view, room))
+    masked = await beside(partial(_masked, view, room))
+    if masked is not None:
+        return masked
+    held = await beside(partial(_held, view, room, gleanings))
+    told = await _tokens(held.words.text, view, reading)
+    return await beside(partial(_chained, view, held, told, gleanings, small=small))
 
 
 def capped(view: View) -> Plan | None:
@@ -91,36 +95,68 @@ def _unanswered(messages: Sequence[Message]) -> range:
     return range(start if called else max(start, len(messages) - 1), len(messages))
 
 
-async def _anchored(
-    view: View, room: Room, reading: Reading, gleanings: Gleanings, *, small: bool
-) -> Draft | None:
-    """Masks if they suffice, else a further record of the chain."""
+def _plain(view: View, room: Room) -> Draft | None:
+    """One plan, and nothing beside it."""
+    asked = _asked(view, 0)
+    made = plan(view.body, view.effective, view.policy, view.earlier, replace(room, records=asked))
+    return Draft(made, asked, _pays(view, made, 0, room)) if made else None
+
+
+class _Held(NamedTuple):
+    """What a further record of a chain would have to hold beside its summary.
+
+    Attributes:
+        room: With whether the chain must be written anew.
+        covered: What is taken if there is room for what is carried over.
+        standing: What users have said and still holds.
+        words: The ledger.
+    """
+
+    room: Room
+    covered: frozenset[int]
+    standing: Standing
+    words: "CarriedOver"
+
+
+def _masked(view: View, room: Room) -> Draft | None:
+    """Masks, if they suffice."""
+    masks = _masks(view, room, boundary(view.body, view.effective, view.policy, view.earlier, room))
+    return Draft(with_edits(unchanged(view.earlier), dict.fromkeys(masks, "mask")), 0) if masks else None
+
+
+def _held(view: View, room: Room, gleanings: Gleanings) -> _Held:
+    """What would be carried over."""
     stop = boundary(view.body, view.effective, view.policy, view.earlier, room)
-    masks = _masks(view, room, stop)
-    if masks:
-        return Draft(with_edits(unchanged(view.earlier), dict.fromkeys(masks, "mask")), 0)
     stay = {latest_user(view.body), task_index(view.body)}
     covered = frozenset(index for index in range(stop) if index not in stay)
-    kept = chain_records(view.earlier) if view.earlier else ()
-    standing = await gleanings.beside(partial(Standing, view.body, gleanings.said))
-    kept_words = await gleanings.beside(partial(_carried_over, view, covered, standing, gleanings))
-    told = await _tokens(kept_words.text, view, reading)
-    old = await gleanings.beside(standing.outdated)
-    said = " ".join(each.text for each in kept).casefold()
-    room = replace(room, anew=any(value in said for value in old.values))
-    removed = sum(view.body[index].tokens for index in covered) - sum(each.tokens for each in kept)
-    asked = _asked(view, removed)
-    records = told + asked + FRAME_TOKENS + sum(each.tokens for each in kept)
+    standing = gleanings.standing(view.body)
+    said = " ".join(each.text for each in _kept(view)).casefold()
+    anew = any(value in said for value in standing.outdated.values)
+    words = _carried_over(view, covered, standing, gleanings)
+    return _Held(replace(room, anew=anew), covered, standing, words)
+
+
+def _chained(view: View, held: _Held, told: int, gleanings: Gleanings, *, small: bool) -> Draft | None:
+    """A further record of the chain, where what is carried over takes so many tokens."""
+    room, covered, words = held.room, held.covered, held.words
+    kept = sum(each.tokens for each in _kept(view))
+    asked = _asked(view, sum(view.body[index].tokens for index in covered) - kept)
+    records = told + asked + FRAME_TOKENS + kept
     made = plan(view.body, view.effective, view.policy, view.earlier, replace(room, records=records))
     if made is None:
         return None
     pays = _pays(view, made, asked, room)
     if not (small or pays):
         return None
-    if covered != frozenset(made.gone):  # what was carried over took more or less than there was room for
-        again = partial(_carried_over, view, frozenset(made.gone), standing, gleanings)
-        kept_words = await gleanings.beside(again)
-    return Draft(_with_task(view, made, room), asked, pays, *kept_words, old.texts)
+    gone = frozenset(made.gone)
+    if covered != gone:  # what was carried over took more or less than there was room for
+        words = _carried_over(view, gone, held.standing, gleanings)
+    return Draft(_with_task(view, made, room), asked, pays, *words, held.standing.outdated.texts)
+
+
+def _kept(view: View) -> tuple[Message, ...]:
+    """The records of the chain so far."""
+    return chain_records(view.earlier) if view.earlier else ()
 
 
 def _asked(view: View, removed: int) -> int:
@@ -182,11 +218,9 @@ class CarriedOver(NamedTuple):
     rules: tuple[str, ...]
 
 
-async def carried_over(view: View, covered: Collection[int]) -> CarriedOver:
+async def carried_over(view: View, covered: Collection[int], gleanings: Gleanings) -> CarriedOver:
     """The ledger of what is covered, within the budget of `anchored`: every strategy falls back on it."""
-    gleanings = Gleanings()
-    standing = await gleanings.beside(partial(Standing, view.body))
-    return await gleanings.beside(partial(_carried_over, view, covered, standing, gleanings))
+    return await beside(lambda: _carried_over(view, covered, gleanings.standing(view.body), gleanings))
 
 
 def pins_of(view: View) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from proxy.compaction.drafting import Drafting
 from proxy.compaction.effects import Effects
+from proxy.compaction.gleanings import Gleanings
 from proxy.compaction.jobs import AHEAD, Job
 from proxy.compaction.making import Making
 from proxy.compaction.ordering import Ordering
@@ -67,7 +68,8 @@ class Replacing:
         self._viewer = viewer
         self._rounds = rounds
         self._making = making
-        self._drafting = Drafting(reading)
+        self._gleanings = Gleanings()
+        self._drafting = Drafting(reading, self._gleanings)
         self._wishes = wishes
         self._effects = effects
         self._ordering = ordering
@@ -82,7 +84,7 @@ class Replacing:
         plan = capped(view)
         if plan is None or view.root is None:
             return view
-        job = self._ordering.job(view, Draft(plan, 0), "huge")
+        job = await self._ordering.job(view, Draft(plan, 0), "huge")
         try:
             return view.with_checkpoint(await self._rounds.make(job, PLAIN_S, finish=True))
         except SummaryFailed:  # it would be no shorter
@@ -116,7 +118,7 @@ class Replacing:
         draft = await self._drafting.drafted(view)
         if draft is None or not draft.plan.groups:  # masks need no preparation
             return
-        job = self._ordering.job(view, draft, AHEAD)
+        job = await self._ordering.job(view, draft, AHEAD)
         if not any(each.thread == job.thread or _serves(each, view) for each in self._rounds.pending(job)):
             self._rounds.begin(job)
 
@@ -175,7 +177,7 @@ class Replacing:
         draft = await self._drafting.drafted(view, small=due in FORCED)
         if draft is None:
             raise SummaryFailed(IRREDUCIBLE if view.irreducible else NOTHING_TO_TAKE)
-        job = self._ordering.job(view, draft, due)
+        job = await self._ordering.job(view, draft, due)
         if not job.plan.groups:
             return await self._rounds.make(job, PLAIN_S, finish=True), None
         if due != "force":
@@ -220,7 +222,7 @@ class Replacing:
         """The round with a text that no model wrote, and with what the user said."""
         if not job.ledger:
             gone = frozenset(job.plan.gone)
-            text, rules = await carried_over(view, gone)
+            text, rules = await carried_over(view, gone, self._gleanings)
             job = replace(job, ledger=text, rules=rules)
         exact = exact_digest(job.messages[: job.plan.length])
         place = place_to_be(job.plan, job.earlier, job.prefixes, exact, extract=True)

@@ -1,9 +1,10 @@
 """A brief, or a portion of one, before one summary model: what fits, and the call that it makes."""
 
-import asyncio
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 
+from proxy.compaction.beside import beside
 from proxy.compaction.brief import Brief, SummaryRoute
 from proxy.compaction.portions import Group
 from proxy.core.policy import SummaryShape
@@ -42,14 +43,16 @@ class Sitting:
     async def prompt(self, groups: tuple[Group, ...], shape: SummaryShape) -> str:
         """The data of a call, written beside the loop: it may be megabytes."""
         brief = self.brief
-        return await asyncio.to_thread(
-            prompt,
-            groups,
-            shape,
-            task=brief.task,
-            earlier=self.earlier,
-            language=brief.language,
-            tokens=self.tokens,
+        return await beside(
+            partial(
+                prompt,
+                groups,
+                shape,
+                task=brief.task,
+                earlier=self.earlier,
+                language=brief.language,
+                tokens=self.tokens,
+            )
         )
 
     def call(self, asked: str) -> SummaryCall:

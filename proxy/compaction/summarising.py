@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from proxy.compaction.asking import Asking, Spent
+from proxy.compaction.beside import beside
 from proxy.compaction.brief import Aligned, Brief, SummaryRoute, Written
 from proxy.compaction.portions import Group, halves, narrowed, portions, shown
 from proxy.compaction.sitting import Sitting, sitting
@@ -74,7 +75,7 @@ class Summarising:
         """
         found, model = await self._answered(brief)
         if brief.shape.verified:
-            found = await asyncio.to_thread(_verified, brief, found)
+            found = await beside(partial(_verified, brief, found))
         return Written(found, model, brief.spent.prompt_tokens, brief.spent.completion_tokens)
 
     def expected_s(self, brief: Brief) -> float | None:

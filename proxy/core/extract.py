@@ -108,7 +108,7 @@ def _ranked(sentences: Sequence[_Sentence], length: int) -> list[_Sentence]:
     total = len(sentences) + 1
 
     def score(each: _Sentence) -> float:
-        told = sum(math.log(total / known[word]) for word in each.words) / (4 + len(each.words))
+        told = math.fsum(math.log(total / known[word]) for word in each.words) / (4 + len(each.words))
         exact = sum(1 for _ in islice(values(each.text), 4))
         return told * (1 + 0.15 * exact) * (1.15 if each.edge else 1.0) * (1 + 0.5 * each.at / length)
 

@@ -23,7 +23,7 @@ _IMPERATIVE = re.compile(
     re.IGNORECASE,
 )
 _ADDRESSED = re.compile(
-    r"\b(?:you|(?:the |any |every |future |next |this )+(?:assistants?|agents?|models?|ai|llm|readers?)) "
+    r"\b(?:you|(?:the|any|every|future|next|this) (?:assistants?|agents?|models?|ai|llm|readers?)) "
     r"(?:should|must|shall|needs? to|ha(?:s|ve) to|will (?:always|never|now)|may (?:only|not|never)|"
     r"are (?:now|to)|is to|can(?:not|'t) )",
     re.IGNORECASE,

@@ -66,6 +66,8 @@ def concerns(new: Statement, old: Statement) -> bool:
         return False
     if new.corrects or (new.label and new.label == old.label):
         return True
+    if new.adds or (new.kind is Kind.REQUEST and not old.kinds.isdisjoint(OBJECTS)):
+        return False  # what is asked for, of one object or another
     least = min(len(new.words), len(old.words))
     return not new.kinds.isdisjoint(old.kinds) and 2 * len(new.words & old.words) >= least
 

@@ -17,7 +17,7 @@ ENDING_CHARACTERS = 4_000
 FENCE_DIGITS = 16
 
 _ERROR = re.compile(
-    r"\w*(?:error|exception)\b|\b(?:traceback|fatal|panic(?:ked)?|failed|failure|denied|not found|"
+    r"(?:error|exception)\b|\b(?:traceback|fatal|panic(?:ked)?|failed|failure|denied|not found|"
     r"exit(?:ed)?(?: with)?(?: code| status)? [1-9])",
     re.IGNORECASE,
 )
