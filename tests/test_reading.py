@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from proxy import reading as module
 from proxy.core.digest import prefix_digests
 from proxy.counting import Counting
 from proxy.dialects.chat import read
@@ -100,6 +101,24 @@ async def test_of_a_grown_list_only_what_is_new_is_looked_at() -> None:
         await reading.listed(reader.read(talk(*TEXTS[:size]), "t"), GAUGE)
     reading.close()
     assert words.asked == list(TEXTS)
+
+
+async def test_large_messages_and_definitions_are_read_as_little_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a b"}, image]}, {"role": "system"}]
+    tools = [{"name": "é", "n": [1.0, {}]}, 2, "x"]
+    body = read(json.dumps({"messages": messages, "tools": tools, "functions": {"a": 1}}).encode())
+    found = []
+    for at_once in (module.AT_ONCE_BYTES, 1):
+        monkeypatch.setattr(module, "AT_ONCE_BYTES", at_once)
+        words = Words()
+        reading = Reading({"tiktoken": Counting(words)})
+        overhead = await reading.overhead(body.prompt_members, GAUGE)
+        found.append((await reading.listed(body, GAUGE), overhead, sorted(words.asked)))
+        reading.close()
+    assert found[0] == found[1]
 
 
 async def test_definitions_are_counted_once() -> None:

@@ -1,5 +1,6 @@
 """Whatever a reader remembers, it says of a body what reading it from its first byte says."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -104,6 +105,28 @@ def test_a_body_is_read_as_if_nothing_had_been_read_before(raws: list[bytes]) ->
     reader = Reader(KEY)
     for raw in raws:
         assert judged(lambda raw: reader.read(raw, "t", "c"), raw) == judged(read, raw)
+
+
+async def all_judged_beside(raws: list[bytes]) -> list[Judgement]:
+    reader = Reader(KEY)
+    judgements: list[Judgement] = []
+    for raw in raws:
+        try:
+            judgements.append(said(await reader.read_beside(raw, "t", "c")))
+        except Unreadable as refused:
+            judgements.append(refused.reason)
+    return judgements
+
+
+@pytest.mark.parametrize("grown", [0, chat_reader.GROWN_BYTES], ids=["large", "middling"])
+@given(histories())
+@settings(UNHURRIED, max_examples=30)
+def test_a_large_body_is_read_as_a_little_one(grown: int, raws: list[bytes]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat_reader, "LITTLE_BYTES", 0)
+        patch.setattr(chat_reader, "GROWN_BYTES", grown)
+        judgements = asyncio.run(all_judged_beside(raws))
+    assert judgements == [judged(read, raw) for raw in raws]
 
 
 @UNHURRIED
