@@ -65,6 +65,7 @@ OWNERS = {
     "aiohttp": {"adapters"},
     "blake3": {"dialects"},
     "fastapi": {"admin"},
+    "httptools": {"adapters"},
     "starlette": {"admin", "relay", "demo", "app"},
     "httpx": {"adapters", "relay", "demo", "app"},
     "msgspec": {"dialects", "adapters", "records", "demo"},

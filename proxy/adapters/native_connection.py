@@ -23,6 +23,10 @@ class UnansweredError(Exception):
 class Owner(Protocol):
     """Who keeps connections."""
 
+    def add(self, connection: "Connection") -> None:
+        """The connection stands."""
+        ...
+
     def keep(self, connection: "Connection") -> None:
         """The exchange is over and the connection could serve another."""
         ...
@@ -36,7 +40,7 @@ class Connection(asyncio.BufferedProtocol):
     """A connection, from its making to its end. At most one exchange at a time.
 
     Args:
-        owner: Is told when an exchange is over, and when the connection is.
+        owner: Is told when the connection stands, when an exchange is over, and when the connection is.
         buffer: Where the loop puts what has come. Its content is used up before anything else happens, so
             that all connections of a thread may share it.
 
@@ -52,6 +56,7 @@ class Connection(asyncio.BufferedProtocol):
         "_heard",
         "_heard_at",
         "_loop",
+        "_made",
         "_owner",
         "_parser",
         "_paused",
@@ -70,7 +75,7 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._answer: Answer | None = None
         self._upload: Upload | None = None
-        self._closed = False
+        self._made = self._closed = False
         self._served = False
         self._paused = self._blocked = False
         self._timer: asyncio.TimerHandle | None = None
@@ -142,8 +147,9 @@ class Connection(asyncio.BufferedProtocol):
             self._timer.cancel()
         if self._upload is not None:
             self._upload.stop()
-        self._transport.abort()
-        self._owner.forget(self)
+        if self._made:
+            self._transport.abort()
+            self._owner.forget(self)
 
     def _finish(self, *, reusable: bool) -> None:
         answer, self._answer = self._answer, None
@@ -183,8 +189,13 @@ class Connection(asyncio.BufferedProtocol):
     # The loop's calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection stands."""
+        """The connection stands. Within a tunnel this may come after what the other side says at once."""
         self._transport = cast("asyncio.Transport", transport)
+        self._made = True
+        if self._closed:
+            self._transport.abort()
+        else:
+            self._owner.add(self)
 
     def pause_writing(self) -> None:
         """The other side takes nothing more for now."""

@@ -6,7 +6,7 @@ import socket
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -15,6 +15,9 @@ from proxy.adapters.native_route import Hop, Route
 
 TUNNEL_HEAD_BYTES = 65_536
 NEXT_ADDRESS_S = 0.25
+
+_Protocol = TypeVar("_Protocol", bound=asyncio.BaseProtocol)
+_Standing = tuple[asyncio.Transport, _Protocol]
 
 
 class _Tunnel(asyncio.Protocol):
@@ -57,9 +60,11 @@ async def dial(
     try:
         async with asyncio.timeout(limit_s):
             if way.proxy is None:
-                return (await _connected(way.origin, tls, make))[1]
+                _, connection = await _connected(way.origin, tls, make)
+                return connection
             if not way.origin.tls:
-                return (await _connected(way.proxy, tls, make))[1]
+                _, connection = await _connected(way.proxy, tls, make)
+                return connection
             return await _through(way, way.proxy, tls, make)
     except TimeoutError as error:
         raise httpx.ConnectTimeout("no connection in time") from error
@@ -67,7 +72,7 @@ async def dial(
         raise httpx.ConnectError(type(error).__name__) from error
 
 
-async def _connected(hop: Hop, tls: ssl.SSLContext, make: Callable[[], Any]) -> tuple[Any, Any]:
+async def _connected(hop: Hop, tls: ssl.SSLContext, make: Callable[[], _Protocol]) -> _Standing[_Protocol]:
     """Transport and protocol of a connection to any of a server's addresses."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(hop.host, hop.port, type=socket.SOCK_STREAM)
@@ -86,7 +91,9 @@ def _by_turns(found: Sequence[tuple[int, str]]) -> list[str]:
     return [address for pair in pairs for address in pair if address is not None]
 
 
-async def _first(attempts: Sequence[Callable[[], Coroutine[Any, Any, tuple[Any, Any]]]]) -> tuple[Any, Any]:
+async def _first(
+    attempts: Sequence[Callable[[], Coroutine[Any, Any, _Standing[_Protocol]]]],
+) -> _Standing[_Protocol]:
     """The first connection that stands; another address is tried when one fails, or is slow (RFC 8305).
 
     Raises:
@@ -94,7 +101,7 @@ async def _first(attempts: Sequence[Callable[[], Coroutine[Any, Any, tuple[Any, 
     """
     if len(attempts) == 1:
         return await attempts[0]()
-    tasks: list[asyncio.Task[tuple[Any, Any]]] = []
+    tasks: list[asyncio.Task[_Standing[_Protocol]]] = []
     won = None
     try:
         for delay_s in [NEXT_ADDRESS_S] * (len(attempts) - 1) + [None]:
@@ -110,7 +117,9 @@ async def _first(attempts: Sequence[Callable[[], Coroutine[Any, Any, tuple[Any, 
                 task.add_done_callback(_discard)
 
 
-async def _winner(tasks: list[asyncio.Task[tuple[Any, Any]]], delay_s: float | None) -> Any:  # noqa: ANN401 - a task
+async def _winner(
+    tasks: list[asyncio.Task[_Standing[_Protocol]]], delay_s: float | None
+) -> asyncio.Task[_Standing[_Protocol]] | None:
     """A task that has succeeded; None when one more has failed, or nothing came of any in time."""
     running = {task for task in tasks if not task.done()}
     while running:
@@ -123,7 +132,7 @@ async def _winner(tasks: list[asyncio.Task[tuple[Any, Any]]], delay_s: float | N
     return None
 
 
-def _discard(task: asyncio.Task[tuple[Any, Any]]) -> None:
+def _discard(task: asyncio.Task[_Standing[_Protocol]]) -> None:
     """Close what was connected too late."""
     if not task.cancelled() and task.exception() is None:
         task.result()[0].abort()

@@ -76,7 +76,7 @@ class NativeEngine:
 
     async def _dialled(self, to: _Origin, limit_s: float | None) -> Connection:
         connection = await dial(to.route, self._tls, lambda: Connection(to.pool, self._buffer), limit_s)
-        if not to.pool.add(connection):
+        if self._closed:
             raise httpx.ConnectError("the engine is closed")
         return connection
 

@@ -110,7 +110,7 @@ class AnswerParser:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A field has come, of the head or of trailers."""
-        self._fields.append((name, value))
+        self._fields.append((name.rstrip(), value))  # `name :`, which no one may hand on (RFC 9112 §5.1)
         if len(self._fields) > FIELDS:
             raise _RefusedError
 

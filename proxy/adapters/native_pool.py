@@ -36,13 +36,11 @@ class Pool:
         if self._sweep is None:
             self._sweep = self._loop.call_later(self._idle_expiry_s, self._close_expired)
 
-    def add(self, connection: Connection) -> bool:
-        """A connection was made. False, and it is closed, if the pool is."""
+    def add(self, connection: Connection) -> None:
+        """A connection stands; it is closed if the pool is."""
+        self._all.add(connection)
         if self._closed:
             connection.close()
-            return False
-        self._all.add(connection)
-        return True
 
     def forget(self, connection: Connection) -> None:
         """A connection is closed."""
