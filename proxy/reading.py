@@ -5,7 +5,7 @@ a message is recognised by its bytes, which its record keeps anyway.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple, TypeVar
@@ -136,7 +136,8 @@ class Reading:
         prefixes: list[bytes] = [base.prefixes[-1] if base.prefixes else VERSION]
         tokens = base.tokens
         for start, lot in _lots(new, _held_bytes):
-            await _between(start)
+            if start:
+                await asyncio.sleep(0)
             those = [each for each in lot if not each.privileged]
             plain += those
             prefixes += prefix_digests(those, prefixes[-1])
@@ -155,14 +156,16 @@ class Reading:
         found: list[Message | None] = []
         missing: list[bytes] = []
         for start, lot in _lots(raws, _held_bytes):
-            await _between(start)
+            if start:
+                await asyncio.sleep(0)
             held = [self._held.get((raw, gauge)) for raw in lot]
             missing += [raw for raw, known in zip(lot, held, strict=True) if known is None]
             found += held
         new = iter(await self._read(missing, gauge) if missing else ())
         records: list[Message] = []
         for start, lot_found in _lots(found, _place_bytes):
-            await _between(start)
+            if start:
+                await asyncio.sleep(0)
             records += [known or self._hold(next(new), gauge) for known in lot_found]
         return tuple(records)
 
@@ -170,7 +173,8 @@ class Reading:
         """The records of messages that are not known."""
         read: list[tuple[Message, int]] = []
         for start, lot in _lots(raws, _decoded_bytes):
-            await _between(start)
+            if start:
+                await asyncio.sleep(0)
             if _large(lot[0]):
                 read.append(await self._beside(weighed, lot[0], gauge.model))
             else:
@@ -198,7 +202,8 @@ class Reading:
         texts: list[str] = []
         numbers: list[int] = []
         for start, lot in _lots(weighed, _weighed_bytes):
-            await _between(start)
+            if start:
+                await asyncio.sleep(0)
             for record, _ in lot:
                 own = pieces(record, rule)
                 texts += own
@@ -207,7 +212,8 @@ class Reading:
         pairs = iter(numbers)
         made: list[Message] = []
         for start, lot in _lots(weighed, _weighed_bytes):
-            await _between(start)
+            if start:
+                await asyncio.sleep(0)
             for record, parts in lot:
                 size = message_tokens(record, islice(counts, next(pairs)), rule, parts)
                 made.append(record.known(record.digest, size))
@@ -253,8 +259,14 @@ def _place_bytes(_: object) -> int:
     return PLACE_BYTES
 
 
-def _lots(items: Sequence[_Item], size: Callable[[_Item], int]) -> Iterator[tuple[int, Sequence[_Item]]]:
-    """The items a few at a time, each lot with the index of its first item."""
+def _lots(items: Sequence[_Item], size: Callable[[_Item], int]) -> Iterable[tuple[int, Sequence[_Item]]]:
+    """The items a few at a time, each lot with the index of its first item; others may come between."""
+    if len(items) <= 1:
+        return ((0, items),)
+    return _cut(items, size)
+
+
+def _cut(items: Sequence[_Item], size: Callable[[_Item], int]) -> Iterator[tuple[int, Sequence[_Item]]]:
     start = pending = 0
     for index, item in enumerate(items):
         pending += size(item)
@@ -262,12 +274,6 @@ def _lots(items: Sequence[_Item], size: Callable[[_Item], int]) -> Iterator[tupl
             yield start, items[start:index]
             start, pending = index, size(item)
     yield start, items[start:]
-
-
-async def _between(start: int) -> None:
-    """Let other requests come in before a lot that begins here."""
-    if start:
-        await asyncio.sleep(0)
 
 
 async def _definition(text: str) -> str:

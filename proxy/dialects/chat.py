@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from proxy.core.message import Message
 from proxy.dialects.chat_message import compose
@@ -103,7 +103,7 @@ def read(raw: bytes) -> Body:
             `no-messages`, `no-array`, `too-deep`, `too-many`.
     """
     found, late = cut(raw)
-    return made(raw, found["messages"], late, small_members(raw, found))
+    return made(raw, found["messages"], late, named_by(small_members(raw, found)))
 
 
 def cut(raw: bytes) -> tuple[dict[str, Slice], tuple[bytes, ...]]:
@@ -135,26 +135,29 @@ def small_members(raw: bytes, found: Mapping[str, Slice]) -> dict[str, bytes]:
     return {key: raw[found[key].start : found[key].stop] for key in _MATTERING if key in found}
 
 
-def made(
-    raw: bytes,
-    place: Slice,
-    late: tuple[bytes, ...],
-    rest: Mapping[str, bytes],
-    mark: bytes = b"",
-    since: bytes = b"",
-) -> Body:
-    """A body of its parts; `rest` are its `small_members`."""
+class Named(NamedTuple):
+    """What the members of a body say; see `Body`."""
+
+    model: str
+    max_output: int | None
+    prompt_members: tuple[str, ...]
+
+
+def named_by(rest: Mapping[str, bytes]) -> Named:
+    """What `small_members` say."""
     model = _value(rest.get("model"))
-    return Body(
-        raw,
-        place,
-        late,
+    return Named(
         bounded(model) if isinstance(model, str) else "",
         _max_output(rest),
         tuple([rest[key].decode("utf-8", "replace") for key in PROMPT_MEMBERS if key in rest]),
-        mark,
-        since,
     )
+
+
+def made(
+    raw: bytes, place: Slice, late: tuple[bytes, ...], named: Named, mark: bytes = b"", since: bytes = b""
+) -> Body:
+    """A body of its parts."""
+    return Body(raw, place, late, named.model, named.max_output, named.prompt_members, mark, since)
 
 
 def bounded(model: str) -> str:

@@ -8,18 +8,17 @@ Whatever is not exactly so is read from its first byte.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
 from blake3 import blake3
 
-from proxy.dialects.chat import MAX_MESSAGES, Body, are_objects, cut, made, small_members
+from proxy.dialects.chat import MAX_MESSAGES, Body, Named, are_objects, cut, made, named_by, small_members
 from proxy.dialects.json_slices import Slice, elements, members, skip
 from proxy.errors import Unreadable
 
 KEY_BYTES = 32
-# Beginnings that are remembered, of about a kilobyte each.
+# Beginnings that are remembered, of one or two kilobytes each.
 MAX_BEGINNINGS = 4_096
 # Of one conversation, or of several without an id that begin alike.
 MAX_ALIKE = 64
@@ -39,47 +38,63 @@ LITTLE_BYTES = 256 * 1024
 GROWN_BYTES = 1024 * 1024
 # Bodies that are read beside it at once.
 WORKERS = 2
+# What stands behind the last message is remembered, with what the body's members say, in bytes.
+MAX_CLOSING = 512
 _OPENING = b'{"messages":['
 
 _Bucket = tuple[str, str | None, bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class _Beginning:
-    """A body up to the end of its last message, as later ones begin; offsets only, none of its bytes.
+class _Closing(NamedTuple):
+    """What stood behind the last message of a body; mostly the same stands behind that of the next.
+
+    Attributes:
+        raw: Its bytes.
+        array: How many of them belong to the value of `messages`.
+        named: What the members of that body say.
+    """
+
+    raw: bytes
+    array: int
+    named: Named
+
+
+class _Beginning(NamedTuple):
+    """A body up to the end of its last message, as later ones begin; offsets, and a few of its bytes.
 
     Attributes:
         mark: Its fingerprint.
         stop: Its length in bytes.
         ending: Its last bytes.
         start: Where in it the value of `messages` starts.
-        count: Number of its messages.
+        held: Number of its messages.
         before: The members that stand before `messages`.
         since: The mark of the one that it grew from, or empty.
+        closing: What stood behind it; None if that was much.
     """
 
     mark: bytes
     stop: int
     ending: bytes
     start: int
-    count: int
+    held: int
     before: Mapping[str, Slice]
     since: bytes
+    closing: _Closing | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Tail:
+class _Tail(NamedTuple):
     """What stands behind a beginning.
 
     Attributes:
         place: Where in the body the value of `messages` stands.
         late: Messages that came behind the beginning.
-        rest: Members behind the messages that matter to us.
+        named: What the body's members say.
     """
 
     place: Slice
     late: tuple[bytes, ...]
-    rest: dict[str, bytes]
+    named: Named
 
 
 class _Found(NamedTuple):
@@ -157,30 +172,36 @@ class Reader:
 
     def _continued(self, raw: bytes, known: _Beginning, hasher: blake3) -> _Found | None:
         """The body that begins so; None if what stands behind has to be looked at more closely."""
-        tail = _tail(raw, known)
+        tail = _alike(raw, known) or _tail(raw, known)
         if tail is None:
             return None
-        rest = small_members(raw, known.before) | tail.rest
         if not tail.late:
-            return _Found(made(raw, tail.place, (), rest, known.mark, known.mark), known)
+            return _Found(made(raw, tail.place, (), tail.named, known.mark, known.mark), known)
         if not (stop := _end(raw, tail.place)):
             return None
         mark = hasher.update(memoryview(raw)[known.stop : stop]).digest()
-        count = known.count + len(tail.late)
-        grown = _Beginning(mark, stop, _ending(raw, stop), known.start, count, known.before, known.mark)
-        return _Found(made(raw, tail.place, tail.late, rest, mark, known.mark), grown)
+        grown = known._replace(
+            mark=mark,
+            stop=stop,
+            ending=_ending(raw, stop),
+            held=known.held + len(tail.late),
+            since=known.mark,
+            closing=_closing(raw, stop, tail.place, tail.named),
+        )
+        return _Found(made(raw, tail.place, tail.late, tail.named, mark, known.mark), grown)
 
     def _anew(self, raw: bytes, bucket: _Bucket) -> _Found:
         found, late = cut(raw)
         place = found["messages"]
-        rest = small_members(raw, found)
+        named = named_by(small_members(raw, found))
         before = {key: at for key, at in found.items() if at.stop <= place.start}
         stop = _end(raw, place)
         if not stop or len(before) > MAX_KEYS or sum(map(len, before)) > MAX_KEY_CHARACTERS:
-            return _Found(made(raw, place, late, rest), None)
+            return _Found(made(raw, place, late, named), None)
         mark = self._hasher(bucket).update(memoryview(raw)[:stop]).digest()
-        beginning = _Beginning(mark, stop, _ending(raw, stop), place.start, len(late), before, b"")
-        return _Found(made(raw, place, late, rest, mark), beginning)
+        closing = _closing(raw, stop, place, named)
+        beginning = _Beginning(mark, stop, _ending(raw, stop), place.start, len(late), before, b"", closing)
+        return _Found(made(raw, place, late, named, mark), beginning)
 
     def _hasher(self, bucket: _Bucket) -> blake3:
         return self._blank.copy().update(bucket[0].encode() + b"\0")
@@ -219,6 +240,33 @@ def _end(raw: bytes, place: Slice) -> int:
     return stop - len(near) + len(message) if message else 0
 
 
+def _closing(raw: bytes, stop: int, place: Slice, named: Named) -> _Closing | None:
+    """What stands behind the last message, if it is little."""
+    size = len(raw) - stop + len(named.model) + sum(map(len, named.prompt_members))
+    return _Closing(raw[stop:], place.stop - stop, named) if size <= MAX_CLOSING else None
+
+
+def _alike(raw: bytes, known: _Beginning) -> _Tail | None:
+    """What stands behind a beginning, if it is messages and then the very bytes that once stood there.
+
+    The earlier body was right, and stays so with more elements at the end of its array.
+    """
+    closing = known.closing
+    if closing is None or raw[known.stop : known.stop + 1] != b"," or not raw.endswith(closing.raw):
+        return None
+    text = b"[%b]" % raw[known.stop + 1 : -len(closing.raw)]
+    try:
+        if not text.isascii():
+            text.decode()
+        late = elements(text)
+    except (Unreadable, UnicodeDecodeError, RecursionError):
+        return None
+    if not late or known.held + len(late) > MAX_MESSAGES or not are_objects(late):
+        return None
+    stop = len(raw) - len(closing.raw) + closing.array
+    return _Tail(Slice(known.start, stop), late, closing.named)
+
+
 def _tail(raw: bytes, known: _Beginning) -> _Tail | None:
     """What stands behind a beginning; None unless it is all in order."""
     at = skip(raw, known.stop)
@@ -234,11 +282,12 @@ def _tail(raw: bytes, known: _Beginning) -> _Tail | None:
         return None
     if (
         more != bool(late)
-        or known.count + len(late) > MAX_MESSAGES
+        or known.held + len(late) > MAX_MESSAGES
         or not known.before.keys().isdisjoint(found)
     ):
         return None
     if not are_objects(late):
         return None
     shift = at + more - len(_OPENING)
-    return _Tail(Slice(known.start, place.stop + shift), late, small_members(text, found))
+    named = named_by(small_members(raw, known.before) | small_members(text, found))
+    return _Tail(Slice(known.start, place.stop + shift), late, named)
