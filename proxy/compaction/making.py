@@ -141,42 +141,18 @@ class Making:
         return _Texts(written.texts, written.model)
 
     async def _checkpoint(self, job: Job) -> Checkpoint:
-        plan = job.plan
         said = await self._texts(job)
         puts = await stand_ins(job, said.texts, self._reading)
         if not _holds(puts, job.rules):
             raise SummaryFailed("rules-lost")
-        before, after = job.forwarded_tokens, _tokens(job, puts)
-        if after >= before:
-            raise SummaryFailed("longer")
-        spans = tuple(put.span for put in puts)
-        chained = any(fill.kind == "records" for fill in plan.fills)
-        earlier = job.earlier.rounds if job.earlier else ()
-        return Checkpoint(
-            strategy=job.policy.name,
-            conversation=job.conversation,
-            round=plan.round,
-            length=plan.length,
-            exact=exact_digest(job.messages[: plan.length]),
-            results=covered_results(job.messages, spans),
-            spans=spans,
-            stand_ins=tuple(put.messages for put in puts),
-            summary="\n\n".join(said.texts) or (job.earlier.summary if job.earlier else ""),
-            tokens_before=job.tokens_before,
-            tokens_after=job.tokens_before - int((before - after) * job.ratio),
-            listed=len(job.messages),
-            carried=plan.carried,
-            rounds=(*earlier[: plan.frozen], *((plan.length,) if chained and said.texts else ())),
-            writer=said.writer,
-            edited=frozenset(put.span.start for put in puts if put.edited),
-        )
+        return await beside(partial(_checkpoint, job, said, puts))
 
     async def _save(
         self, job: Job, made: Checkpoint, seconds: float, lease: Lease | None
     ) -> Checkpoint | None:
         """The checkpoint that all use from now on; None if the lease was lost and nothing was written."""
         await self._history.rooted(job.tenant, job.conversation, job.root)
-        also = [*self._told(job, made, seconds), *self._archived(job, made)]
+        also = [*self._told(job, made, seconds), *await beside(partial(self._archived, job, made))]
         fields = await self._records.save(job.key, to_fields(made), ttl_s=job.ttl_s, also=also, lease=lease)
         return None if fields is None else from_fields(fields) or made
 
@@ -213,6 +189,39 @@ class Making:
         about = Round(job.conversation, made.strategy, job.place, made.round, self._now())
         named = [(k, message_id(job.prefixes[k]), job.messages[k]) for k in job.taken]
         return archived(job.tenant, job.root, about, named, job.ttl_s)
+
+
+def _checkpoint(job: Job, said: _Texts, puts: tuple[Put, ...]) -> Checkpoint:
+    """The round as it will be kept.
+
+    Raises:
+        SummaryFailed: It makes nothing shorter.
+    """
+    before, after = job.forwarded_tokens, _tokens(job, puts)
+    if after >= before:
+        raise SummaryFailed("longer")
+    plan = job.plan
+    spans = tuple(put.span for put in puts)
+    chained = any(fill.kind == "records" for fill in plan.fills)
+    earlier = job.earlier.rounds if job.earlier else ()
+    return Checkpoint(
+        strategy=job.policy.name,
+        conversation=job.conversation,
+        round=plan.round,
+        length=plan.length,
+        exact=exact_digest(job.messages[: plan.length]),
+        results=covered_results(job.messages, spans),
+        spans=spans,
+        stand_ins=tuple(put.messages for put in puts),
+        summary="\n\n".join(said.texts) or (job.earlier.summary if job.earlier else ""),
+        tokens_before=job.tokens_before,
+        tokens_after=job.tokens_before - int((before - after) * job.ratio),
+        listed=len(job.messages),
+        carried=plan.carried,
+        rounds=(*earlier[: plan.frozen], *((plan.length,) if chained and said.texts else ())),
+        writer=said.writer,
+        edited=frozenset(put.span.start for put in puts if put.edited),
+    )
 
 
 def _tokens(job: Job, puts: tuple[Put, ...]) -> int:

@@ -58,11 +58,15 @@ def _level(lengths: Sequence[int], room: float) -> int:
     return ordered[-1] if ordered else SMALLEST_CUT
 
 
-def portions(messages: Sequence[Message], shape: SummaryShape, characters: float) -> Iterator[Group]:
+def portions(messages: Sequence[Message], shape: SummaryShape, characters: float) -> tuple[Group, ...]:
     """The messages in consecutive stretches of whole units, each shown in at most so many characters.
 
     A unit that is larger by itself is a stretch of its own.
     """
+    return tuple(_stretches(messages, shape, characters))
+
+
+def _stretches(messages: Sequence[Message], shape: SummaryShape, characters: float) -> Iterator[Group]:
     stretch: list[Message] = []
     taken = 0
     for start, stop in units(messages):

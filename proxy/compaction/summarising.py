@@ -153,7 +153,7 @@ class Summarising:
             return await self._asked(at, asked, len(groups), cut=shape.cut)
         messages = tuple(each for group in groups for each in group)
         characters = shown(messages, shape) * await self._share(at, size)
-        shape = narrowed(messages, shape, MAX_PORTIONS * characters)
+        shape = await beside(partial(narrowed, messages, shape, MAX_PORTIONS * characters))
         if len(groups) == 1:
             return (await self._reduced(at, groups[0], shape, characters),)
         found: list[str] = []
@@ -165,10 +165,10 @@ class Summarising:
 
     async def _reduced(self, at: Sitting, group: Group, shape: SummaryShape, characters: float) -> str:
         """One text for a group that is too large to be read at once."""
-        cut = tuple(portions(group, shape, characters))
+        cut = await beside(partial(portions, group, shape, characters))
         if len(cut) > MAX_PORTIONS:  # edges of units waste room
-            shape = narrowed(group, shape, MAX_PORTIONS * characters / 2)
-            cut = tuple(portions(group, shape, characters))
+            shape = await beside(partial(narrowed, group, shape, MAX_PORTIONS * characters / 2))
+            cut = await beside(partial(portions, group, shape, characters))
         if len(cut) > MAX_PORTIONS:
             raise SummaryFailed("summary-window")
         if len(cut) == 1:

@@ -151,7 +151,7 @@ def _placed(item: _Item, *, tight: bool) -> tuple[str, str]:
 
 def _entries(ledger: Ledger, room: int, *, tight: bool) -> tuple[_Page, bool]:
     """The page with the entries on it, and whether all of them have found room."""
-    page, late, whole = _Page(room), [], True
+    page, late, whole, wanted = _Page(room), [], True, 0
     for kinds in _GROUPS:
         # Named by the user before guessed, newer before older.
         items = sorted(_grouped(ledger, kinds), key=lambda item: (item.labelled, item.place), reverse=True)
@@ -159,6 +159,9 @@ def _entries(ledger: Ledger, room: int, *, tight: bool) -> tuple[_Page, bool]:
         for item in items:
             heading, line = _placed(item, tight=tight)
             cost = page.cost(heading, line)
+            wanted += len(line)
+            if wanted > room and not tight:
+                return page, False
             if item.kind is Kind.RULE or cost <= (page.room if item.labelled else min(share, page.room)):
                 page.put(heading, item.place, line)
                 share -= cost

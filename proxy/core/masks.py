@@ -23,6 +23,8 @@ _SEEN_CHARACTERS = 20_000
 _ERROR = re.compile(
     r"\b(?:(?:[A-Z]\w{0,60})?(?:Error|Exception)|ERROR|error|fatal|FAILED|Traceback|panic|denied)\b"
 )
+# One of these is in every text that `_ERROR` finds, and they are found in no time.
+_ERROR_SIGNS = ("Error", "Exception", "ERROR", "error", "fatal", "FAILED", "Traceback", "panic", "denied")
 _STRING = re.compile(
     r'"((?:path|file_?path|file|command|cmd|query|url|pattern|name|id)\w*)"\s*:\s*"((?:[^"\\]|\\.){1,300})'
 )
@@ -47,7 +49,7 @@ def first_error(text: str) -> str:
         if len(text) <= 2 * _SEEN_CHARACTERS
         else text[:_SEEN_CHARACTERS] + "\n" + text[-_SEEN_CHARACTERS:]
     )
-    found = _ERROR.search(seen)
+    found = _ERROR.search(seen) if any(sign in seen for sign in _ERROR_SIGNS) else None
     if found is None:
         return ""
     start = max(seen.rfind("\n", 0, found.start()) + 1, found.start() - LEAD_CHARACTERS)

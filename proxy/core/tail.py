@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proxy.core.checkpoint import Checkpoint
-from proxy.core.message import Message, latest_user, units
+from proxy.core.message import Message, latest_user
 from proxy.core.policy import Keep, Policy
 
 
@@ -47,7 +47,7 @@ def boundary(
         _iteration(messages, keep.iterations),
         _tail_start(messages, forwarded, keep, _tail_tokens(policy, room)),
     )
-    last = max((unit.start for unit in units(messages)), default=0)
+    last = _edge(messages, len(messages) - 1) if messages else 0
     moves = policy.frame.request is not None and latest_user(messages) == len(messages) - 1
     return _edge(messages, stop if moves else min(stop, last))
 
@@ -77,10 +77,23 @@ def sizes(messages: Sequence[Message], earlier: Checkpoint | None) -> list[int]:
 
 
 def _edge(messages: Sequence[Message], at: int) -> int:
-    """The unit edge at or before `at`."""
+    """The unit edge at or before `at` (`core.message.units`), found without a look at all before it."""
     if at >= len(messages):
         return len(messages)
-    return max((unit.start for unit in units(messages) if unit.start <= at), default=0)
+    start = at
+    while start > 0 and messages[start].answers:
+        start -= 1
+    # Answers belong to the nearest calls in front of all of them, if there are any; else each stands alone.
+    return next((index for index in range(start, at) if messages[index].calls), at) if start < at else at
+
+
+def _next_edge(messages: Sequence[Message], at: int) -> int:
+    """The first unit edge behind `at`."""
+    stop = at + 1
+    if messages[_edge(messages, at)].calls:
+        while stop < len(messages) and messages[stop].answers:
+            stop += 1
+    return stop
 
 
 def _first_kept(
@@ -112,5 +125,5 @@ def _tail_start(messages: Sequence[Message], forwarded: Sequence[int], keep: Kee
         if keep.reaching and total >= tokens:
             return index
         if total > tokens:
-            return min((unit.start for unit in units(messages) if unit.start > index), default=len(messages))
+            return _next_edge(messages, index)
     return len(messages)

@@ -3,9 +3,11 @@
 # ruff: noqa: RUF001 - many scripts
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.core.statements import statements
-from proxy.core.supersession import remainder, supersedes
+from proxy.core.supersession import concerns, remainder, supersedes
 
 
 def replaced(old: str, new: str, *, next_to: bool = False) -> bool:
@@ -73,3 +75,25 @@ def test_a_new_value_for_a_part_leaves_the_other_part() -> None:
         "The codename is LANTERN-7", old.kind, frozenset({("code", "lantern-7")}),
     )  # fmt: skip
     assert remainder(old, new) is None
+
+
+PIECES = st.sampled_from(
+    [
+        "RULE: ", "Note: ", "Actually, ", "Also, ", "Please ", "Never ", "Now ", "use ", "fix ",
+        "check ", "the ",
+        "port ", "host ", "budget ", "file ", "travel ", "is ", "8080 ", "9090 ", "src/a.py ",
+        "src/b.py ",
+        "db.internal ", "$400 ", "$550 ", "and ", "not ", "? ", ". ", "Ana Ruiz ", "on Monday ",
+        "instead ",
+    ]
+)  # fmt: skip
+TEXTS = st.lists(PIECES, min_size=1, max_size=9).map("".join)
+
+
+@given(TEXTS, TEXTS, st.booleans())
+def test_what_concerns_no_statement_leaves_it_whole(first: str, second: str, next_to: bool) -> None:  # noqa: FBT001
+    for old in statements(first):
+        for new in statements(second):
+            if not concerns(new, old):
+                assert not supersedes(new, old, next_to=next_to)
+                assert remainder(new, old) is None

@@ -1,0 +1,31 @@
+"""Rounds that are under way when the process ends."""
+
+import asyncio
+
+from proxy.core.event import FAILED
+from proxy.errors import SummaryFailed
+from tests.compaction.bench import Summaries, bench, talk
+
+TURNS = 93
+
+
+async def test_closing_ends_a_round_that_waits_for_a_model() -> None:
+    async with bench(Summaries(hold=asyncio.Event())) as made:
+        asked = asyncio.create_task(made.fit(talk(TURNS)))
+        await made.summaries.asked()
+        await asyncio.wait_for(made.rounds.close(), timeout=5)
+        assert (await asked).report.reason == "cancelled"
+
+
+async def test_what_a_round_that_fails_on_closing_has_to_tell_is_told() -> None:
+    held = Summaries([SummaryFailed("http-500")], hold=asyncio.Event())
+    async with bench(held) as made:
+        asked = asyncio.create_task(made.fit(talk(TURNS)))
+        await held.asked()
+        held.release()
+        while made.rounds.busy:  # noqa: ASYNC110 - it ends without anything else being waited for
+            await asyncio.sleep(0)
+        await made.rounds.close()
+        assert not made.rounds._telling
+        assert FAILED in {event.kind for event in await made.events()}
+        await asked
