@@ -21,7 +21,7 @@ from proxy.core.anchor import anchored
 from proxy.core.message import Message
 from proxy.core.repair import alternate, repair, sound
 from proxy.core.trigger import automatic
-from proxy.dialects.chat import mentioned, with_output, write
+from proxy.dialects.chat import Mentioned, with_output, write
 from proxy.dialects.overflow import Overflow
 from proxy.errors import CompactionError, SummaryFailed
 from proxy.guard import contained
@@ -153,7 +153,7 @@ class Compactor:
         if not estimate:  # it had passed the gate uncounted
             view = await self._viewer.view(ask)
             estimate = view.counted(view.messages)
-        echoed = mentioned(ask.body.raw)
+        echoed = Mentioned(ask.body.raw)
         if overflow.used and overflow.kind != "tpm" and overflow.used not in echoed:
             await self._learning.observed(ask.tenant, ask.origin, ask.model, estimate, overflow.used)
         if overflow.limit is None:

@@ -10,7 +10,7 @@ from proxy.compaction.view import thread
 from proxy.core.anchor import anchored
 from proxy.core.event import MEASURED, Event
 from proxy.core.truncation import Answered
-from proxy.dialects.chat import mentioned
+from proxy.dialects.chat import Mentioned
 from proxy.dialects.usage import Usage
 from proxy.history import History
 from proxy.learning import Learning
@@ -68,7 +68,7 @@ class Observing:
             ask.model,
             answer,
             thread=footing.root if footing else ask.conversation,
-            echoed=lambda: mentioned(ask.body.raw),
+            echoed=lambda: Mentioned(ask.body.raw),
             configured=ask.settings.window is not None,
         )
         if footing is not None and not truncated:

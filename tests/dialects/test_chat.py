@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from proxy.core.message import Message
 from proxy.dialects.chat import (
     Body,
+    Mentioned,
     has_media,
-    mentioned,
     models_named,
     outputs_named,
     probe_body,
@@ -292,9 +292,30 @@ def test_more_messages_or_parts_than_any_model_reads_are_relayed_unread() -> Non
         read(many)
 
 
-def test_numbers_that_a_request_mentions_are_found_however_they_are_written() -> None:
-    raw = b'{"a":"12,800 and \\u0031\\u0030\\u0030","b":[7],"c":"3 000"}'
-    assert {12_800, 100, 7, 3_000} <= mentioned(raw)
+@pytest.mark.parametrize(
+    ("number", "written"),
+    [
+        (7, "[7]"),
+        (100, '"\\u0031\\u0030\\u0030"'),
+        (12_800, '"12,800 and more"'),
+        (12_800, '"\\n12800"'),
+        (3_000, '"3 000"'),
+        (3_000, '"3\\u00A0000"'),
+        (3_000, '"3\u00a0000"'),
+        (1_234_567, '"1.234.567"'),
+    ],
+)
+def test_numbers_that_a_request_mentions_are_found_however_they_are_written(
+    number: int, written: str
+) -> None:
+    assert number in Mentioned(f'{{"a":[1],"b":{written}}}'.encode())
+
+
+@pytest.mark.parametrize(
+    "written", ['"128001"', '"412800"', '"12 8000"', '"12,80"', '"12\\u005800"', '"1\\\\u00312800"']
+)
+def test_numbers_that_only_look_alike_are_not_mentioned(written: str) -> None:
+    assert 12_800 not in Mentioned(f'{{"a":[1],"b":{written}}}'.encode())
 
 
 @pytest.mark.parametrize(
