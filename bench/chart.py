@@ -4,10 +4,11 @@ Names and figures stand beside the bars, and ours are outlined, so that it reads
 shows it as an image, where a media query is what tells light from dark.
 """
 
+import itertools
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from loads import SMALL_MANY, STREAMED
+from loads import REFERENCE, SMALL_MANY, STREAMED, STRICT
 from results import Results
 from targets import DIRECT, OURS
 
@@ -18,6 +19,7 @@ _PANELS = (
     (SMALL_MANY, "small requests a second, 32 connections"),
     (STREAMED, "streams of 200 events a second, 32 connections"),
 )
+_KINDS = {REFERENCE: "reference load", STRICT: "wrk"}
 _STYLE = """\
 text { font: 13px system-ui, sans-serif; fill: #1f2328; }
 .title { font-weight: 600; }
@@ -31,8 +33,8 @@ text { font: 13px system-ui, sans-serif; fill: #1f2328; }
 }"""
 
 
-def _rates(results: Results, load: str) -> list[tuple[str, float]]:
-    found = ((target, results.median(target, load, lambda cell: cell.rate)) for target in results.targets)
+def _rates(results: Results, by: str, load: str) -> list[tuple[str, float]]:
+    found = ((target, results.median(by, target, load, lambda cell: cell.rate)) for target in results.targets)
     known = [(target, rate) for target, rate in found if rate is not None and target != DIRECT]
     return sorted(known, key=lambda row: -row[1])
 
@@ -60,9 +62,9 @@ def chart(results: Results) -> str:
     """The chart as the text of an SVG file; bars are longest first, from zero, on a linear scale."""
     drawn: list[str] = []
     top = 0
-    for load, title in _PANELS:
-        rows = _rates(results, load)
-        drawn += _panel(top, title, rows)
+    for (load, title), by in itertools.product(_PANELS, results.generators):
+        rows = _rates(results, by, load)
+        drawn += _panel(top, f"{title}: {_KINDS[by]}", rows)
         top += _TITLE + len(rows) * _ROW + 8
     shown = "Requests and streams a second through each proxy"
     size = f'viewBox="0 0 {WIDTH} {top}" width="{WIDTH}" height="{top}"'

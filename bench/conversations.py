@@ -22,6 +22,11 @@ TURNS = 20
 # Bytes of JSON in a token of o200k_base, for `varied`: how far a conversation of so many tokens reaches.
 BYTES_PER_TOKEN = 4.2
 
+# The window of their models, and a header that closes the proxy's gate and does no more: what it names is
+# never reached, and below the trigger of that window.
+WINDOW_TOKENS = 2_000_000
+GATE_OFF = ("x-compaction-trigger-tokens: 1000000",)
+
 # Where a turn holds the number of its request, in as many digits.
 MARK = b"##########"
 _WORDS = (

@@ -1,88 +1,102 @@
-"""What a turn costs while a conversation grows: the proxy's CPU at several lengths, warm and cold.
+"""What a turn costs while a conversation grows: our CPU at several lengths, warm and cold, by `decision`.
 
 Warm is a turn of a conversation whose earlier messages the proxy has seen; cold is its first sight of it all.
-A gated proxy relays the same bytes and decides nothing, so what it takes is taken off: what is left is the
-decision.
 """
 
-import socket
-from collections.abc import Iterator, Sequence
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from conversations import growing
 from load import LoadError
-from targets import Target
+from processes import pinned
 
-_READ_BYTES = 65_536
-PATIENCE_S = 30.0
+_SCRIPT = Path(__file__).with_name("decision.py")
+PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """A conversation of one length through one target.
+    """A conversation of one length.
 
     Attributes:
         round: Counted from 0.
-        target: Its name.
+        target: Of which target this is the application.
         tokens: Length of the conversation, about.
         request_bytes: Body of the first request.
-        cold_cpu_s: CPU time of the target for the first request, in seconds.
-        warm_cpu_s: The same for each later one, on average.
+        cold_s: CPU time from the whole body to the request handed on, at first sight, in seconds.
+        cold_call_s: The same of the whole call: with reading the body, and what follows the answer.
+        warm_s: As `cold_s`, for each later turn.
+        warm_call_s: As `cold_call_s`, for each later turn.
+        cold_held_s: Longest stretch of it that held the loop, in seconds of CPU.
+        warm_held_s: Longest of all later turns.
     """
 
     round: int
     target: str
     tokens: int
     request_bytes: int
-    cold_cpu_s: float
-    warm_cpu_s: float
+    cold_s: float
+    cold_call_s: float
+    warm_s: float
+    warm_call_s: float
+    cold_held_s: float
+    warm_held_s: float
 
 
-def _exchange(connection: socket.socket, request: Sequence[bytes]) -> None:
-    """Send a request and read its answer, which declares its length."""
-    connection.sendall(b"".join(request))
-    read = b""
-    while b"\r\n\r\n" not in read:
-        read += connection.recv(_READ_BYTES) or _cut()
-    head, _, body = read.lower().partition(b"\r\n\r\n")
-    if not head.startswith(b"http/1.1 200"):
-        raise LoadError(f"a growing conversation was answered {head[:30]!r}")
-    missing = int(head.partition(b"content-length:")[2].split()[0]) - len(body)
-    while missing > 0:
-        missing -= len(connection.recv(_READ_BYTES) or _cut())
+def _said(mode: str, tokens: Sequence[int], turns: int, settings: Mapping[str, str]) -> str:
+    command = [sys.executable, str(_SCRIPT), mode, str(turns), *map(str, tokens)]
+    inherited = {key: held for key, held in os.environ.items() if not key.startswith("COMPACTION_PROXY")}
+    try:
+        ended = subprocess.run(
+            command,
+            env={**inherited, **settings},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise LoadError(f"a growing conversation did not end within {PATIENCE_S:.0f} s") from None
+    if ended.returncode:
+        raise LoadError(f"a growing conversation failed: {ended.stderr.strip()[-300:]}")
+    return ended.stdout
 
 
-def _cut() -> bytes:
-    raise LoadError("the connection ended before the answer did")
+def measured(
+    number: int,
+    target: str,
+    *,
+    mode: str,
+    tokens: Sequence[int],
+    turns: int,
+    core: int | None,
+    settings: Mapping[str, str],
+    fast: bool,
+) -> Iterator[Grown]:
+    """New conversations of each length, and then so many turns of them, in a process of their own.
 
-
-def measured(number: int, target: Target, *, tokens: int, turns: int) -> Grown:
-    """Send a new conversation of such a length, and then so many turns of it.
+    Args:
+        number: Of the round.
+        target: How the results call it.
+        mode: `gated` or `open`, as `decision` knows them.
+        tokens: The lengths.
+        turns: How many follow.
+        core: Where to run it.
+        settings: Environment variables beside those of this process.
+        fast: Whether the tokenizer of the extra `fast` must be in use; otherwise it must not.
 
     Raises:
-        LoadError: An answer was an error or did not come.
+        LoadError: It failed, or counted with another tokenizer.
     """
-    session = f"growing {number} {tokens}"
-    requests: Iterator[list[bytes]] = growing(
-        session, target.headers, tokens=tokens, turns=turns + 1
-    ).requests(number)
-    program = target.program
-    with socket.create_connection(program.address, PATIENCE_S) as connection:
-        first = next(requests)
-        program.settle(PATIENCE_S)
-        began_s = program.cpu_s()
-        _exchange(connection, first)
-        program.settle(PATIENCE_S)
-        seen_s = program.cpu_s()
-        for _ in range(turns):
-            _exchange(connection, next(requests))
-        program.settle(PATIENCE_S)
-        ended_s = program.cpu_s()
-    return Grown(
-        round=number,
-        target=target.name,
-        tokens=tokens,
-        request_bytes=sum(map(len, first[1:])),
-        cold_cpu_s=seen_s - began_s,
-        warm_cpu_s=(ended_s - seen_s) / turns,
-    )
+    with pinned(core):
+        said = _said(mode, tokens, turns, settings)
+    for line in said.splitlines():
+        found = json.loads(line)
+        if "tokens" in found:
+            if found.pop("fast") != fast:
+                raise LoadError("counted with another tokenizer")
+            yield Grown(number, target, **found)

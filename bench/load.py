@@ -1,21 +1,26 @@
-"""A load generator of our own: connections that each send the next request once the last one is answered.
+"""The reference load: clients and a provider that do with what they get what real ones cannot avoid.
 
-It serves where wrk is not installed, and says when every answer has come, so that nothing is cut off.
+Connections each send the next request once the last one is answered. A client parses the answer and decodes
+its JSON, event by event where it streams; the upstream is told to decode the JSON of each request, too. Both
+share one core, as they do not in life: a proxy that is much faster than them is shown slower than it is.
+`wrk` is the strict one.
 """
 
 import asyncio
 import functools
-import re
+import http.client
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+import httptools
+
 Requests = Iterator[list[bytes]]
 
-_LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
-_OK = re.compile(rb"HTTP/1\.1 200 ")
-_LAST_CHUNK = b"\r\n0\r\n\r\n"
+OK = 200
+_DATA = b"data: {"
 _POLL_S = 0.01
 # How long the first answers, and afterwards the last ones, may take.
 PATIENCE_S = 60.0
@@ -41,15 +46,15 @@ class Answers:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection. Knows no more of HTTP than where an answer ends."""
+    """One client."""
 
     def __init__(self, requests: Requests, answers: Answers) -> None:
         self._requests = requests
         self._answers = answers
-        self._head = b""
-        self._missing: int | None = None  # bytes of the body; None in a chunked one
-        self._last = b""
-        self._in_body = False
+        self._parser = httptools.HttpResponseParser(self)
+        self._body: list[bytes] = []
+        self._rest = b""
+        self._streams = False
         self.answered = 0
         self.idle = False
 
@@ -59,36 +64,41 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         if not self.idle:
-            self._answers.failure = self._answers.failure or "the connection ended before the answer did"
+            self._fail("the connection ended before the answer did")
 
     def data_received(self, data: bytes) -> None:
-        if not self._in_body:
-            self._head += data
-            end = self._head.find(b"\r\n\r\n")
-            if end < 0:
-                return
-            data = self._begin(end)
-        if self._missing is None:
-            self._last = (self._last + data)[-len(_LAST_CHUNK) :]
-            ended = self._last == _LAST_CHUNK
-        else:
-            self._missing -= len(data)
-            ended = self._missing <= 0
-        if ended:
-            self._finish()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(f"an answer cannot be read: {error.__context__ or error!r}")
 
-    def _begin(self, end: int) -> bytes:
-        """Take note of the head, which ends at `end`; what came of the body."""
-        head, rest = self._head[: end + 2], self._head[end + 4 :]
-        if not _OK.match(head):
-            self._answers.failure = head.partition(b"\r\n")[0].decode("latin-1")
-        declared = _LENGTH.search(head)
-        self._missing = int(declared[1]) if declared else None
-        self._in_body, self._head, self._last = True, b"", b""
-        return rest
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"content-type":
+            self._streams = value.startswith(b"text/event-stream")
+
+    def on_body(self, data: bytes) -> None:
+        if not self._streams:
+            self._body.append(data)
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(_DATA):
+                json.loads(line[len(_DATA) - 1 :])
+
+    def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status != OK:
+            self._fail(f"status {status}")
+        elif not self._streams:
+            json.loads(b"".join(self._body))
+        self._body.clear()
+        self._rest, self._streams = b"", False
+        self._finish()
+
+    def _fail(self, failure: str) -> None:
+        self._answers.failure = self._answers.failure or failure
 
     def _finish(self) -> None:
-        self._in_body = False
         self.answered += 1
         self._answers.latencies_s.append(time.perf_counter() - self._sent_s)
         if self._answers.running and not self._answers.failure:
@@ -104,6 +114,23 @@ class _Connection(asyncio.Protocol):
     def close(self) -> None:
         self.idle = True
         self._transport.abort()
+
+
+def tell_upstream(address: tuple[str, int], *, decodes: bool) -> None:
+    """Whether the upstream shall decode the JSON of requests.
+
+    Raises:
+        LoadError: It does not say that it will.
+    """
+    asking = http.client.HTTPConnection(*address, timeout=PATIENCE_S)
+    try:
+        asking.request("PUT", f"/decode/{decodes:d}")
+        if asking.getresponse().status != http.client.NO_CONTENT:
+            raise LoadError("the upstream cannot be told what to do")
+    except OSError as error:
+        raise LoadError(f"the upstream is not there: {error}") from error
+    finally:
+        asking.close()
 
 
 async def _until(true: Callable[[], bool], answers: Answers) -> None:
@@ -155,13 +182,16 @@ async def measure(
     *,
     warm_s: float,
     window_s: float,
+    most_s: float,
+    enough: int,
     cpu_s: Callable[[], float],
 ) -> Measured:
     """Load a target, one connection for each of `requests`.
 
-    The window opens after `warm_s`, and not before every connection has had an answer; it stays open until
-    there is an answer in it. Connections end only when their last answer has come, so that nothing is left
-    over for the next measurement.
+    The window opens after `warm_s`, and not before every connection has had an answer. After `window_s` it
+    stays open until there are `enough` answers in it, at most `most_s`, and until there is one in any case.
+    Connections end only when their last answer has come, so that nothing is left over for the next
+    measurement.
 
     Raises:
         LoadError: A connection was cut, or an answer is late or has another status than 200.
@@ -178,6 +208,9 @@ async def measure(
         before_s, opened_s = cpu_s(), time.perf_counter()
         answers.latencies_s.clear()
         await asyncio.sleep(window_s)
+        # An event would be work for each answer, and part of the load.
+        while len(answers.latencies_s) < enough and time.perf_counter() < opened_s + most_s:  # noqa: ASYNC110 - above
+            await asyncio.sleep(_POLL_S)
         await _until(lambda: bool(answers.latencies_s), answers)
         elapsed_s, spent_s = time.perf_counter() - opened_s, cpu_s() - before_s
         latencies_s = list(answers.latencies_s)

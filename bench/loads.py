@@ -8,11 +8,14 @@ from typing import Protocol
 import uvloop
 import wrk
 from conversations import Conversation, large, small, streamed
-from load import LoadError, Measured, Requests, measure
+from load import LoadError, Measured, Requests, measure, tell_upstream
+from processes import Program
 from targets import Target
 
 # How long a target may take for a first answer under load, and for what a generator has left behind.
 PATIENCE_S = 30.0
+# Answers on each connection that a window is held open for.
+ANSWERS_EACH = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,10 @@ class Plan:
 
     Attributes:
         rounds: Every target is under every load once in each.
-        warm_s: Before the window of the first round (wrk) or of each (our own generator).
-        window_s: What is measured. wrk knows whole seconds only.
+        warm_s: Before the window of the first round (wrk) or of each (the reference load).
+        window_s: What is measured, with many connections. wrk knows whole seconds only.
+        one_s: The same with one connection.
+        most_s: What is measured at most: a window is longer for a target that gives few answers.
         streams: How many are held open at once.
         chunks: Events in each of these.
         growth_tokens: Lengths at which a growing conversation is measured.
@@ -49,12 +54,18 @@ class Plan:
     rounds: int
     warm_s: float
     window_s: float
+    one_s: float
+    most_s: float
     streams: int
     chunks: int
     growth_tokens: tuple[int, ...]
     growth_turns: int
     soak_requests: int = 200_000
     soak_step: int = 20_000
+
+    def seconds(self, load: Load) -> float:
+        """How long a target is measured under a load."""
+        return self.one_s if load.connections == 1 else self.window_s
 
 
 SMALL_ONE = "small c=1"
@@ -67,9 +78,11 @@ LOADS = (
     Load(STREAMED, 32, streamed),
     Load(LARGE, 4, large),
 )
-USUAL = Plan(5, 1, 2, 1_000, 20, (10_000, 25_000, 50_000, 100_000, 200_000), 20)
-QUICK = Plan(3, 1, 1, 1_000, 15, (10_000, 50_000, 200_000), 10)
-SMOKE = Plan(1, 0.01, 0.05, 10, 2, (1_000, 2_000), 2, 20, 10)
+# The two ways to put a target under a load.
+REFERENCE, STRICT = "reference", "wrk"
+USUAL = Plan(3, 0.3, 2, 1, 6, 1_000, 20, (10_000, 50_000, 100_000, 200_000), 20)
+QUICK = Plan(2, 0.3, 1, 1, 8, 1_000, 15, (10_000, 50_000, 200_000), 10)
+SMOKE = Plan(1, 0.01, 0.05, 0.05, 0.05, 10, 3, (1_000, 2_000), 2, 20, 10)
 
 
 class Generator(Protocol):
@@ -77,7 +90,7 @@ class Generator(Protocol):
 
     @property
     def name(self) -> str:
-        """As the report says it."""
+        """As the results know it."""
 
     def run(self, target: Target, load: Load) -> Measured:
         """One window.
@@ -91,13 +104,19 @@ def _conversations(target: Target, load: Load) -> list[Conversation]:
     return [load.conversation(f"{load.name} {index}", target.headers) for index in range(load.connections)]
 
 
-class Own:
-    """The generator in Python, `load`."""
+def _enough(load: Load) -> int:
+    """Answers that make a window long enough: what is cut off at its ends weighs little beside them."""
+    return ANSWERS_EACH * load.connections
 
-    name = "the bench's own generator"
 
-    def __init__(self, plan: Plan) -> None:
+class Reference:
+    """Clients and a provider that decode what they get: `load`."""
+
+    name = REFERENCE
+
+    def __init__(self, plan: Plan, upstream: Program) -> None:
         self._plan = plan
+        self._upstream = upstream
         self._asked: dict[tuple[str, str], list[Requests]] = {}
 
     def run(self, target: Target, load: Load) -> Measured:
@@ -105,27 +124,33 @@ class Own:
         key = (target.name, load.name)
         if key not in self._asked:
             self._asked[key] = [each.requests() for each in _conversations(target, load)]
-        program = target.program
-        return uvloop.run(
-            measure(
-                program.address,
-                self._asked[key],
-                warm_s=self._plan.warm_s,
-                window_s=self._plan.window_s,
-                cpu_s=program.cpu_s,
+        tell_upstream(self._upstream.address, decodes=True)
+        try:
+            return uvloop.run(
+                measure(
+                    target.program.address,
+                    self._asked[key],
+                    warm_s=self._plan.warm_s,
+                    window_s=self._plan.seconds(load),
+                    most_s=self._plan.most_s,
+                    enough=_enough(load),
+                    cpu_s=target.program.cpu_s,
+                )
             )
-        )
+        finally:
+            tell_upstream(self._upstream.address, decodes=False)
 
 
 class Wrk:
     """wrk, with requests written to `folder`."""
 
-    name = "wrk"
+    name = STRICT
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self._plan = plan
         self._folder = folder
         self._runs: dict[tuple[str, str], int] = {}
+        self._lengths_s: dict[tuple[str, str], int] = {}
 
     def run(self, target: Target, load: Load) -> Measured:
         """See `Generator`."""
@@ -133,17 +158,21 @@ class Wrk:
         folder = self._folder / f"{target.name} {load.name}".replace("/", " ")
         if key not in self._runs:
             wrk.written(folder, _conversations(target, load))
-            self._window(target, load, folder, self._plan.warm_s)
-        return self._window(target, load, folder, self._plan.window_s)
+            self._lengths_s[key] = max(1, round(self._plan.seconds(load)))
+            self._window(target, load, folder, 1)
+        while True:
+            seconds = self._lengths_s[key]
+            found = self._window(target, load, folder, seconds)
+            if seconds >= self._plan.most_s or found.answers >= _enough(load):
+                break
+            wanted = seconds * _enough(load) / max(1, found.answers)
+            self._lengths_s[key] = round(min(max(wanted, seconds + 1), max(1, self._plan.most_s)))
+        if not found.answers:
+            raise LoadError(f"no answer within {seconds} s")
+        return found
 
-    def _window(self, target: Target, load: Load, folder: Path, seconds: float) -> Measured:
-        """Load it for so long, and longer until there is an answer."""
-        whole_s = max(1, round(seconds))
-        while whole_s < PATIENCE_S:
-            number = self._runs[target.name, load.name] = self._runs.get((target.name, load.name), -1) + 1
-            found = wrk.run(target.program, folder, load.connections, number=number, seconds=whole_s)
-            target.program.settle(PATIENCE_S)
-            if found.answers:
-                return found
-            whole_s *= 2
-        raise LoadError(f"no answer within {whole_s / 2} s")
+    def _window(self, target: Target, load: Load, folder: Path, seconds: int) -> Measured:
+        number = self._runs[target.name, load.name] = self._runs.get((target.name, load.name), -1) + 1
+        found = wrk.run(target.program, folder, load.connections, number=number, seconds=seconds)
+        target.program.settle(PATIENCE_S)
+        return found

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import resource
+import signal
 import socket
 import subprocess
 import time
@@ -48,6 +49,24 @@ class Program:
     def has_loaded(self, name: str) -> bool:
         """Whether a file with this in its path is mapped into it, such as a native library."""
         return any(name in _read(f"/proc/{pid}/maps") for pid in _family(self.pid))
+
+    def has_ended(self) -> bool:
+        """Whether it is gone."""
+        said = _read(f"/proc/{self.pid}/stat").rpartition(") ")[2]
+        return not said or said[0] == "Z"
+
+    def pause(self) -> None:
+        """Stop it where it is, so that it takes nothing of its core."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        for pid in _family(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def settle(self, patience_s: float) -> None:
         """Wait, at most so long, until it does nothing: what one load left behind is not the next's."""
@@ -185,6 +204,7 @@ def started(
     try:
         yield Program(running.pid, _awaited(running, output, port))
     finally:
+        Program(running.pid, ("", 0)).resume()
         running.terminate()
         try:
             running.wait(STOP_S)

@@ -13,11 +13,25 @@ from statistics import median
 from typing import Any
 
 from chart import chart
-from goals import KIB, MB, MS, US, Goal, added_first_s, decision_s, goals
-from loads import LARGE, SMALL_MANY, SMALL_ONE, STREAMED
+from goals import BUSY, KIB, MB, MS, US, Goal, added_first_s, goals
+from growth import Grown
+from loads import LARGE, REFERENCE, SMALL_MANY, SMALL_ONE, STREAMED, STRICT
 from results import Cell, Results, read
-from targets import DIRECT, NGINX, OPEN, OPEN_FAST
+from targets import DIRECT, GATED, NGINX, OPEN, OPEN_FAST
 
+KINDS = {
+    REFERENCE: "**Reference load**: clients and a provider that decode what they get.",
+    STRICT: "**wrk**: a load that costs next to nothing.",
+}
+IDLE_MARK = "\\*"
+GROWN: tuple[tuple[str, Callable[[Grown], float]], ...] = (
+    ("a warm turn", lambda each: each.warm_s),
+    ("a warm turn, the whole call", lambda each: each.warm_call_s),
+    ("a warm turn, loop held", lambda each: each.warm_held_s),
+    ("first sight", lambda each: each.cold_s),
+    ("first sight, the whole call", lambda each: each.cold_call_s),
+    ("first sight, loop held", lambda each: each.cold_held_s),
+)
 ROOT = Path(__file__).resolve().parent.parent
 STORED = ROOT / "docs/performance.json"
 CHART = ROOT / "docs/performance.svg"
@@ -41,27 +55,35 @@ def _shown(found: float | None, form: str) -> str:
     return "" if found is None else format(found, form)
 
 
-def _rate(results: Results, target: str, load: str) -> str:
-    rate = results.median(target, load, lambda cell: cell.rate)
-    times = results.times(target, NGINX, load)
+def _rate(results: Results, by: str, target: str, load: str) -> str:
+    """A rate, the multiple of nginx, and a mark where it was not the target that was the limit."""
+    rate = results.median(by, target, load, lambda cell: cell.rate)
+    times = results.times(by, target, NGINX, load)
+    busy = results.median(by, target, load, lambda cell: cell.busy)
+    mark = IDLE_MARK if busy is not None and busy < BUSY and target != DIRECT else ""
     beside = f" ({times:.2f}x)" if times is not None and target not in {DIRECT, NGINX} else ""
-    return _shown(rate, ",.0f") + beside
+    return _shown(rate, ",.0f") + mark + beside
 
 
-def _milliseconds(results: Results, target: str, figure: Callable[[Cell], float]) -> str:
-    found = results.median(target, SMALL_ONE, figure)
+def _milliseconds(results: Results, by: str, target: str, load: str, figure: Callable[[Cell], float]) -> str:
+    found = results.median(by, target, load, figure)
     return "" if found is None else f"{found * MS:.3f}"
 
 
 def _summary(results: Results) -> str:
-    """README's table: every target under every load."""
-    rows = [["", "small c=1 p50 ms", "small c=32 req/s", "SSE c=32 streams/s", "853 KB c=4 req/s", "RSS MB"]]
-    for target in results.targets:
-        rss = results.rss_bytes.get(target, 0) / MB
-        first = _milliseconds(results, target, lambda cell: cell.p50_s)
-        rates = [_rate(results, target, load) for load in (SMALL_MANY, STREAMED, LARGE)]
-        rows.append([target, first, *rates, f"{rss:.0f}" if rss else ""])
-    return _table(rows) + "\n" + _origin(results)
+    """README's tables: every target under every load, of either kind."""
+    parts = []
+    for by in results.generators:
+        rows = [
+            ["", "small c=1 p50 ms", "small c=32 req/s", "SSE c=32 streams/s", "853 KB c=4 req/s", "RSS MB"]
+        ]
+        for target in results.targets:
+            rss = results.rss_bytes.get(target, 0) / MB
+            first = _milliseconds(results, by, target, SMALL_ONE, lambda cell: cell.p50_s)
+            rates = [_rate(results, by, target, load) for load in (SMALL_MANY, STREAMED, LARGE)]
+            rows.append([target, first, *rates, f"{rss:.0f}" if rss else ""])
+        parts.append(f"{KINDS[by]}\n\n{_table(rows)}")
+    return "\n".join(parts) + "\n" + _origin(results)
 
 
 def _quiet(machine: Mapping[str, Any]) -> str:
@@ -76,9 +98,11 @@ def _origin(results: Results) -> str:
     machine, plan = results.environment, results.plan
     return (
         f"Measured on {machine['date']}: {machine['processor']}, one core for what is measured, another for "
-        f"upstream and load ({results.generator}); Python {machine['python']}; medians of {plan['rounds']} "
-        f"rounds of {plan['window_s']} s, targets taking turns. In parentheses, the multiple of nginx in the "
-        f"same round.\n{_quiet(machine)}"
+        f"upstream and load; Python {machine['python']}; medians of {plan['rounds']} rounds of "
+        f"{plan['window_s']} s, targets taking turns. In parentheses, the multiple of nginx in the same "
+        f"round; {IDLE_MARK} where the target took less than {BUSY:.0%} of its core: "
+        "something else was the limit.\n"
+        f"{_quiet(machine)}"
         "nginx relays and does no more. Gated, the proxy tells by the size alone that there is "
         "nothing to do; with the gate off it parses, digests, counts and remembers each conversation.\n"
     )
@@ -86,21 +110,26 @@ def _origin(results: Results) -> str:
 
 def _loads(results: Results) -> str:
     """What the summary has no room for."""
-    rows = [["", "p99 ms c=1", "p99 ms c=32", "CPU µs/req", "spread of req/s", "CPU µs/chunk"]]
+    return "\n".join(f"{KINDS[by]}\n\n{_details(results, by)}" for by in results.generators)
+
+
+def _details(results: Results, by: str) -> str:
+    rows = [["", "p99 ms c=1", "p99 ms c=32", "CPU µs/req", "busy", "spread of req/s", "CPU µs/chunk"]]
     for target in results.targets:
-        p99_s = results.median(target, SMALL_MANY, lambda cell: cell.p99_s)
-        if p99_s is None:
+        cpu = results.median(by, target, SMALL_MANY, lambda cell: cell.cpu_us)
+        if cpu is None:
             continue
-        cpu = results.median(target, SMALL_MANY, lambda cell: cell.cpu_us)
-        stream_us = results.median(target, STREAMED, lambda cell: cell.cpu_us)
+        busy = results.median(by, target, SMALL_MANY, lambda cell: cell.busy)
+        stream_us = results.median(by, target, STREAMED, lambda cell: cell.cpu_us)
         chunk_us = None if stream_us is None else stream_us / results.environment["chunks"]
         rows.append(
             [
                 target,
-                _milliseconds(results, target, lambda cell: cell.p99_s),
-                f"{p99_s * MS:.2f}",
+                _milliseconds(results, by, target, SMALL_ONE, lambda cell: cell.p99_s),
+                _milliseconds(results, by, target, SMALL_MANY, lambda cell: cell.p99_s),
                 _shown(cpu, ".0f"),
-                f"±{results.spread(target, SMALL_MANY, lambda cell: cell.rate):.0%}",
+                _shown(busy, ".0%"),
+                f"±{results.spread(by, target, SMALL_MANY, lambda cell: cell.rate):.0%}",
                 _shown(chunk_us, ".1f"),
             ]
         )
@@ -127,26 +156,25 @@ def _goals(results: Results) -> str:
 
 def _growth(results: Results) -> str:
     """What a turn costs by length."""
-    rows = [["", *(f"{tokens:,} tokens" for tokens in results.lengths())]]
-    for target in (OPEN, OPEN_FAST):
-        for cold, name in ((False, "a warm turn"), (True, "first sight")):
-            found = [decision_s(results, target, tokens, cold=cold) for tokens in results.lengths()]
-            if any(each is not None for each in found):
+    rows = [["ms CPU", *(f"{tokens:,} tokens" for tokens in results.lengths()), "greatest / least"]]
+    for target in (OPEN, OPEN_FAST, GATED):
+        for name, figure in GROWN:
+            found = [results.grown(target, tokens, figure) for tokens in results.lengths()]
+            known = [each for each in found if each is not None]
+            if known:
                 row = [_shown(None if each is None else each * MS, ".2f") for each in found]
-                rows.append([f"{target}: {name}, ms CPU", *row])
-    for target in results.targets:
-        relayed = [
-            results.grown(target, tokens, lambda each: each.warm_cpu_s) for tokens in results.lengths()
-        ]
-        if any(each is not None for each in relayed):
-            row = [_shown(None if each is None else each * MS, ".2f") for each in relayed]
-            rows.append([f"{target}: a warm turn with relaying it, ms CPU", *row])
+                rows.append([f"{target}: {name}", *row, f"{max(known) / min(known):.1f}"])
     return _table(rows)
 
 
 def _streams(results: Results) -> str:
     """Many streams at once."""
-    rows = [["", "first byte p50 ms", "p99", "added p99", "late p99 ms", "CPU µs/chunk", "KiB each", "wrong"]]
+    rows = [
+        [
+            *("", "first byte p50 ms", "p99", "added p99", "late p99 ms", "CPU µs/chunk"),
+            *("KiB each", "joined", "wrong"),
+        ]
+    ]
     for target in results.targets:
         found = results.streamed(target)
         if not found:
@@ -162,6 +190,7 @@ def _streams(results: Results) -> str:
                 f"{median(each.late_p99_s for each in found) * MS:.1f}",
                 "" if target == DIRECT else f"{median(each.chunk_cpu_s for each in found) * US:.0f}",
                 "" if target == DIRECT else f"{held / KIB:.0f}",
+                f"{median(each.joined for each in found):.1%}",
                 str(sum(each.wrong for each in found)),
             ]
         )

@@ -17,7 +17,7 @@ from streams import Streamed
 
 US = 1e6
 # Of the stored form; another is not read.
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Cell:
     """One target under one load in one round.
 
     Attributes:
+        by: What made the load (`loads.REFERENCE`, `loads.STRICT`).
         round: Counted from 0.
         target: Its name.
         load: Its name.
@@ -35,6 +36,7 @@ class Cell:
         cpu_s: CPU time of the target's processes in the window, in seconds.
     """
 
+    by: str
     round: int
     target: str
     load: str
@@ -48,6 +50,11 @@ class Cell:
     def rate(self) -> float:
         """Answers a second."""
         return self.answers / self.elapsed_s
+
+    @property
+    def busy(self) -> float:
+        """Share of its core that the target took (0..1): near 1, it was the target that was the limit."""
+        return self.cpu_s / self.elapsed_s
 
     @property
     def cpu_us(self) -> float:
@@ -64,9 +71,10 @@ class Soaked:
     rss_bytes: int
 
 
-def cell(number: int, target: str, load: str, found: Measured) -> Cell:
+def cell(by: str, number: int, target: str, load: str, found: Measured) -> Cell:
     """What was measured, with its place."""
-    return Cell(number, target, load, found.answers, found.elapsed_s, found.p50_s, found.p99_s, found.cpu_s)
+    times = found.elapsed_s, found.p50_s, found.p99_s, found.cpu_s
+    return Cell(by, number, target, load, found.answers, *times)
 
 
 @dataclass(slots=True)
@@ -76,7 +84,7 @@ class Results:
     Attributes:
         environment: Machine, versions and date.
         plan: How long everything was measured.
-        generator: What made the load.
+        generators: What made the loads.
         targets: Names, in the order of the tables.
         skipped: Names of what was left out, and why.
         cells: Every target under every load, in every round.
@@ -88,7 +96,7 @@ class Results:
 
     environment: dict[str, Any]
     plan: dict[str, Any]
-    generator: str
+    generators: list[str]
     targets: list[str]
     skipped: dict[str, str] = field(default_factory=dict)
     cells: list[Cell] = field(default_factory=list)
@@ -97,24 +105,25 @@ class Results:
     rss_bytes: dict[str, int] = field(default_factory=dict)
     soak: list[Soaked] = field(default_factory=list)
 
-    def _of(self, target: str, load: str) -> list[Cell]:
-        found = [each for each in self.cells if (each.target, each.load) == (target, load)]
+    def _of(self, by: str, target: str, load: str) -> list[Cell]:
+        found = [each for each in self.cells if (each.by, each.target, each.load) == (by, target, load)]
         return sorted(found, key=lambda each: each.round)
 
-    def median(self, target: str, load: str, figure: Callable[[Cell], float]) -> float | None:
+    def median(self, by: str, target: str, load: str, figure: Callable[[Cell], float]) -> float | None:
         """A figure of a target under a load; None if that was not measured."""
-        found = self._of(target, load)
+        found = self._of(by, target, load)
         return median(map(figure, found)) if found else None
 
-    def spread(self, target: str, load: str, figure: Callable[[Cell], float]) -> float:
+    def spread(self, by: str, target: str, load: str, figure: Callable[[Cell], float]) -> float:
         """Half the way from the least to the greatest, as a share of the median."""
-        found = [figure(each) for each in self._of(target, load)]
+        found = [figure(each) for each in self._of(by, target, load)]
         return (max(found) - min(found)) / 2 / median(found)
 
-    def times(self, target: str, other: str, load: str) -> float | None:
+    def times(self, by: str, target: str, other: str, load: str) -> float | None:
         """The target's rate in multiples of the other's; None if one was not measured."""
-        pairs = zip(self._of(target, load), self._of(other, load), strict=False)
-        ratios = [each.rate / beside.rate for each, beside in pairs]
+        beside = {each.round: each.rate for each in self._of(by, other, load)}
+        found = (each for each in self._of(by, target, load) if each.round in beside)
+        ratios = [each.rate / beside[each.round] for each in found]
         return median(ratios) if ratios else None
 
     def streamed(self, target: str) -> list[Streamed]:

@@ -35,6 +35,7 @@ class Streamed:
         round: Counted from 0.
         target: Its name.
         streams: How many there were at once.
+        joined: Share of events (0..1) that came together with another in one read of the client.
         wrong: Of these, cut, answered with an error, or with other bytes than the upstream's.
         first_p50_s: From the request to the first byte of the body, in seconds.
         first_p99_s: The same.
@@ -46,6 +47,7 @@ class Streamed:
     round: int
     target: str
     streams: int
+    joined: float
     wrong: int
     first_p50_s: float
     first_p99_s: float
@@ -63,6 +65,7 @@ class _Reader(asyncio.Protocol):
         self._digest = hashlib.sha256()
         self._bytes = 0
         self.arrivals_s: list[float] = []
+        self.joined = 0
         self.sent_s = 0.0
         self.ended = False
         self.failure = ""
@@ -75,10 +78,13 @@ class _Reader(asyncio.Protocol):
         self._transport.writelines(request)
 
     def data_received(self, data: bytes) -> None:
+        before = len(self.arrivals_s)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self.failure = self.failure or repr(error)
+        came = len(self.arrivals_s) - before
+        self.joined += came if came > 1 else 0
 
     def on_body(self, data: bytes) -> None:
         self._digest.update(data)
@@ -165,6 +171,7 @@ async def _measured(number: int, target: Target, streams: int, chunks: int) -> S
         round=number,
         target=target.name,
         streams=streams,
+        joined=sum(reader.joined for reader in readers) / max(1, _events(readers)),
         wrong=sum(not reader.is_exactly(body) for reader, body in zip(readers, expected, strict=True)),
         first_p50_s=percentile(firsts_s or [PATIENCE_S], 0.50),
         first_p99_s=percentile(firsts_s or [PATIENCE_S], 0.99),

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import nginx
+from conversations import GATE_OFF, WINDOW_TOKENS
 from load import LoadError
 from processes import Program, free_port, started
 from rivals import RIVALS, Rival, installed_in
@@ -31,45 +33,11 @@ PLAIN = "FastAPI + httpx"
 OTHER_ENGINE = "aiohttp" if Config().upstream.engine == "native" else "native"
 GATED_OTHER = f"proxy, gated, {OTHER_ENGINE}"
 OURS = (GATED, OPEN, OPEN_FAST, GATED_OTHER)
+# How long a target may take to make up for what it missed while it stood still.
+SETTLE_S = 5.0
 # The native library of the extra `fast`, as a path of a loaded file has it.
 FAST_LIBRARY = "toktok"
-# Never reached, and below the trigger of the window in `_SETTINGS`: it closes the gate and does no more.
-_GATE_OFF = ("x-compaction-trigger-tokens: 1000000",)
-_SETTINGS = {"COMPACTION_PROXY__MODELS": json.dumps({"bench-*": {"window": 2_000_000}})}
-_NGINX = """\
-daemon off;
-worker_processes 1;
-pid {folder}/pid;
-error_log stderr error;
-events {{ worker_connections 16384; }}
-http {{
-    access_log off;
-    keepalive_requests 1000000000;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    upstream provider {{
-        server {upstream};
-        keepalive 2048;
-        keepalive_requests 1000000000;
-    }}
-    server {{
-        listen 127.0.0.1:{port} backlog=4096;
-        client_max_body_size 0;
-        client_body_buffer_size 256k;
-        location / {{
-            proxy_pass http://provider;
-            proxy_http_version 1.1;
-            proxy_set_header Connection "";
-            proxy_buffering off;
-            proxy_request_buffering off;
-            proxy_next_upstream off;
-        }}
-    }}
-}}
-"""
+_SETTINGS = {"COMPACTION_PROXY__MODELS": json.dumps({"bench-*": {"window": WINDOW_TOKENS}})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +84,23 @@ class Bench:
                 _check(target, self.upstream)
             except LoadError as error:
                 raise LoadError(f"{name} {error}") from error
+            if name != DIRECT:
+                target.program.pause()
             self.targets.append(target)
             self.stack.push(own.pop_all())
+
+    @contextlib.contextmanager
+    def alone(self, target: Target) -> Iterator[None]:
+        """Let one target run for the length of the block; all others stand still."""
+        if target.name == DIRECT:
+            yield
+            return
+        target.program.resume()
+        target.program.settle(SETTLE_S)
+        try:
+            yield
+        finally:
+            target.program.pause()
 
     def offer(self, name: str, start: Callable[["Bench", str], Iterator[Target]]) -> None:
         """Add a target if it can be had."""
@@ -143,9 +126,9 @@ def _ours(
         yield Target(name, program, headers)
 
 
-def _without_fast(bench: Bench) -> dict[str, str]:
+def without_fast(folder: Path) -> dict[str, str]:
     """Settings under which a Python finds no library of the extra `fast`, installed or not."""
-    hidden = bench.folder / "without" / FAST_LIBRARY
+    hidden = folder / "without" / FAST_LIBRARY
     hidden.mkdir(parents=True, exist_ok=True)
     (hidden / "__init__.py").write_text("raise ImportError('left out by the bench')\n")
     inherited = os.environ.get("PYTHONPATH")
@@ -153,15 +136,15 @@ def _without_fast(bench: Bench) -> dict[str, str]:
 
 
 def _gated(bench: Bench, name: str) -> Iterator[Target]:
-    yield from _ours(bench, name, _without_fast(bench))
+    yield from _ours(bench, name, without_fast(bench.folder))
 
 
 def _open(bench: Bench, name: str) -> Iterator[Target]:
-    yield from _ours(bench, name, _without_fast(bench), _GATE_OFF)
+    yield from _ours(bench, name, without_fast(bench.folder), GATE_OFF)
 
 
 def _open_fast(bench: Bench, name: str) -> Iterator[Target]:
-    for target in _ours(bench, name, {}, _GATE_OFF):
+    for target in _ours(bench, name, {}, GATE_OFF):
         _answer(target.program, target.headers, stream=False)
         if not target.program.has_loaded(FAST_LIBRARY):
             raise RuntimeError(f"{FAST_LIBRARY} is not installed, or the proxy does not use it")
@@ -169,7 +152,7 @@ def _open_fast(bench: Bench, name: str) -> Iterator[Target]:
 
 
 def _gated_other(bench: Bench, name: str) -> Iterator[Target]:
-    settings = {**_without_fast(bench), "COMPACTION_PROXY__UPSTREAM__ENGINE": OTHER_ENGINE}
+    settings = {**without_fast(bench.folder), "COMPACTION_PROXY__UPSTREAM__ENGINE": OTHER_ENGINE}
     yield from _ours(bench, name, settings)
 
 
@@ -179,9 +162,7 @@ def _nginx(bench: Bench, name: str) -> Iterator[Target]:
         raise RuntimeError("not installed")
     folder, port = bench.folder / name, free_port()
     folder.mkdir()
-    where = "{}:{}".format(*bench.upstream.address)
-    (folder / "nginx.conf").write_text(_NGINX.format(folder=folder, upstream=where, port=port))
-    run = [command, "-p", str(folder), "-e", "stderr", "-c", str(folder / "nginx.conf")]
+    run = nginx.command(command, folder, bench.upstream.address, port)
     with started(run, folder, bench.tested, {}, port=port) as program:
         yield Target(name, program)
 
@@ -210,14 +191,17 @@ def _rival(rival: Rival, cache: Path) -> Callable[[Bench, str], Iterator[Target]
 
 
 @contextlib.contextmanager
-def running(folder: Path, tested: int | None, rest: int | None, rivals: Path | None) -> Iterator[Bench]:
-    """All targets that can be had.
+def running(
+    folder: Path, tested: int | None, rest: int | None, rivals: Path | None, *, few: bool
+) -> Iterator[Bench]:
+    """All targets that can be had, each standing still until it is its turn.
 
     Args:
         folder: An empty folder to work in.
         tested: The core for what is measured.
         rest: The core for the upstream.
         rivals: Where environments of rivals are kept; None leaves rivals out.
+        few: Only what must be there.
 
     Raises:
         RuntimeError: The upstream or the proxy does not start.
@@ -227,9 +211,13 @@ def running(folder: Path, tested: int | None, rest: int | None, rivals: Path | N
         serving = started([sys.executable, str(BENCH / "upstream.py")], folder / "upstream", rest, {})
         bench = Bench(folder, tested, stack.enter_context(serving), stack)
         bench.require(DIRECT, _direct)
-        bench.offer(NGINX, _nginx)
+        if not few:
+            bench.offer(NGINX, _nginx)
         bench.require(GATED, _gated)
         bench.require(OPEN, _open)
+        if few:
+            yield bench
+            return
         bench.offer(OPEN_FAST, _open_fast)
         bench.offer(GATED_OTHER, _gated_other)
         bench.offer(PLAIN, _plain)

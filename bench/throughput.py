@@ -1,10 +1,10 @@
 """How fast the proxy is, and beside what: the upstream directly, nginx, a plain relay, and other proxies.
 
-    uv run python bench/throughput.py [--quick | --smoke] [--rivals] [--soak] [--json FILE] [--readme]
+    uv run python bench/throughput.py [--quick | --smoke] [--rivals] [--soak [N]] [--json FILE] [--readme]
 
 Every program runs in a process of its own: the one under test on one core, upstream and load generator on
-another. Targets take turns within each round, so what counts is their ratio; figures change with the machine.
-`direct` shows what upstream and load generator can do at most: more than anything between them.
+another. Targets take turns within each round, and stand still until it is theirs; so what counts is their
+ratio; figures change with the machine. `direct` shows what upstream and load can do at most.
 `gate off` is the proxy with a header on each request that closes its gate: the request is parsed, digested,
 counted and looked up, and goes on unchanged.
 """
@@ -28,11 +28,23 @@ import report
 import streams
 import wrk
 from load import LoadError
-from loads import LOADS, QUICK, SMALL_MANY, SMOKE, USUAL, Generator, Own, Plan, Wrk
+from loads import LOADS, QUICK, REFERENCE, SMALL_MANY, SMOKE, STRICT, USUAL, Generator, Plan, Reference, Wrk
 from processes import allow_sockets, cores, pinned
 from results import Results, Soaked, cell, stored
 from rivals import cache
-from targets import DIRECT, GATED, NGINX, OPEN, OPEN_FAST, OURS, PLAIN, Bench, Target, running
+from targets import (
+    DIRECT,
+    GATED,
+    NGINX,
+    OPEN,
+    OPEN_FAST,
+    OURS,
+    PLAIN,
+    Bench,
+    Target,
+    running,
+    without_fast,
+)
 from upstream import CHUNKS
 
 LIBRARIES = (
@@ -40,7 +52,9 @@ LIBRARIES = (
     "uvloop",
 )  # fmt: skip
 STREAMED = (DIRECT, NGINX, GATED, OPEN)
-GROWN = (GATED, OPEN, OPEN_FAST)
+# Targets whose decision is measured, as `decision` calls them, and with which tokenizer.
+GROWN = ((GATED, "gated", False), (OPEN, "open", False), (OPEN_FAST, "open", True))
+SOAK_STEPS = 10
 SOAKED = (GATED, OPEN)
 # Where a target fails it is left out from then on; if one of these fails, so does the bench in the end.
 MUST = (DIRECT, *OURS)
@@ -59,13 +73,14 @@ class Run:
         bench: What there is to measure.
         results: Where it is noted.
         plan: For how long.
+        generators: What makes the loads.
     """
 
-    def __init__(self, bench: Bench, results: Results, plan: Plan, generator: Generator) -> None:
+    def __init__(self, bench: Bench, results: Results, plan: Plan, generators: Sequence[Generator]) -> None:
         self._bench = bench
         self._results = results
         self._plan = plan
-        self._generator = generator
+        self._generators = generators
 
     def _turns(self, number: int, part: str, names: Sequence[str] = ()) -> Iterator[Target]:
         """Those of these names, or all, that have not failed; who begins changes with the round."""
@@ -73,40 +88,56 @@ class Run:
         first = number % len(chosen)
         for target in (*chosen[first:], *chosen[:first]):
             if _failed(target.name, part) not in self._results.skipped:
-                yield target
+                with self._bench.alone(target):
+                    yield target
 
     @contextlib.contextmanager
-    def _noting(self, target: Target, part: str) -> Iterator[None]:
+    def _noting(self, target: str, part: str) -> Iterator[None]:
         try:
             yield
         except LoadError as error:
-            self._results.skipped[_failed(target.name, part)] = str(error)
-            print(f"left out {_failed(target.name, part)}: {error}", file=sys.stderr, flush=True)
+            ended = any(each.name == target and each.program.has_ended() for each in self._bench.targets)
+            why = f"{error}; the program has ended" if ended else str(error)
+            self._results.skipped[_failed(target, part)] = why
+            print(f"left out {_failed(target, part)}: {why}", file=sys.stderr, flush=True)
 
     def loads(self, number: int) -> None:
         """Every target under every load."""
         for load in LOADS:
             for target in self._turns(number, load.name):
-                with self._noting(target, load.name):
-                    found = self._generator.run(target, load)
-                    self._results.cells.append(cell(number, target.name, load.name, found))
+                with self._noting(target.name, load.name):
+                    for generator in self._generators:
+                        found = generator.run(target, load)
+                        self._results.cells.append(
+                            cell(generator.name, number, target.name, load.name, found)
+                        )
 
     def streams(self, number: int) -> None:
         """Many streams at once."""
         # The plain relay takes half a minute for them: once is enough.
         names = STREAMED if number else (*STREAMED, PLAIN)
         for target in self._turns(number, "streams", names):
-            with self._noting(target, "streams"):
+            with self._noting(target.name, "streams"):
                 found = streams.measured(number, target, streams=self._plan.streams, chunks=self._plan.chunks)
                 self._results.streams.append(found)
 
     def growth(self, number: int) -> None:
         """A growing conversation."""
-        for tokens in self._plan.growth_tokens:
-            for target in self._turns(number, "growth", GROWN):
-                with self._noting(target, "growth"):
-                    found = growth.measured(number, target, tokens=tokens, turns=self._plan.growth_turns)
-                    self._results.growth.append(found)
+        hidden = without_fast(self._bench.folder)
+        for name, mode, fast in GROWN:
+            if name not in self._results.targets or _failed(name, "growth") in self._results.skipped:
+                continue
+            with self._noting(name, "growth"):
+                self._results.growth += growth.measured(
+                    number,
+                    name,
+                    mode=mode,
+                    tokens=self._plan.growth_tokens,
+                    turns=self._plan.growth_turns,
+                    core=self._bench.tested,
+                    settings={} if fast else hidden,
+                    fast=fast,
+                )
 
     def memory(self) -> None:
         """What every target holds now."""
@@ -118,10 +149,10 @@ class Run:
         most, step = self._plan.soak_requests, self._plan.soak_step
         load = next(load for load in LOADS if load.name == SMALL_MANY)
         for target in self._turns(0, "soak", SOAKED):
-            with self._noting(target, "soak"):
+            with self._noting(target.name, "soak"):
                 seen = noted = 0
                 while noted < most:
-                    seen += self._generator.run(target, load).answers
+                    seen += self._generators[-1].run(target, load).answers
                     while noted + step <= min(seen, most):
                         noted += step
                         self._results.soak.append(Soaked(target.name, noted, target.program.rss_bytes()))
@@ -171,26 +202,33 @@ def _options() -> argparse.Namespace:
     length.add_argument("--quick", action="store_true", help="a few minutes, rougher figures")
     length.add_argument("--smoke", action="store_true", help="seconds: shows that the bench works, no more")
     parser.add_argument("--rivals", action="store_true", help="install other proxies and measure them too")
-    parser.add_argument("--soak", action="store_true", help="memory over 200,000 requests too")
-    parser.add_argument("--generator", choices=("wrk", "own"), help="what makes the load; wrk if installed")
+    parser.add_argument(
+        "--soak", type=int, nargs="?", const=200_000, metavar="N", help="memory over N (200,000) requests too"
+    )
+    parser.add_argument("--load", choices=(REFERENCE, STRICT), help="only one of the two kinds of load")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there")
     parser.add_argument("--readme", action="store_true", help="show this run in README.md and docs")
     return parser.parse_args()
 
 
 def _plan(options: argparse.Namespace) -> Plan:
-    if options.smoke:
-        return SMOKE
-    return QUICK if options.quick else USUAL
+    plan = SMOKE if options.smoke else QUICK if options.quick else USUAL
+    if options.soak:
+        step = max(1, options.soak // SOAK_STEPS)
+        return dataclasses.replace(plan, soak_requests=step * SOAK_STEPS, soak_step=step)
+    return plan
 
 
-def _generator(options: argparse.Namespace, plan: Plan, folder: Path) -> Generator:
-    wanted = options.generator or ("wrk" if wrk.installed() and not options.smoke else "own")
-    if wanted == "own":
-        return Own(plan)
-    requests = folder / "requests"
-    requests.mkdir()
-    return Wrk(plan, requests)
+def _generators(options: argparse.Namespace, plan: Plan, bench: Bench) -> list[Generator]:
+    """What makes the loads; wrk is the last where it is one of them."""
+    made: list[Generator] = []
+    if options.load != STRICT:
+        made.append(Reference(plan, bench.upstream))
+    if options.load == STRICT or (options.load is None and wrk.installed() and not options.smoke):
+        requests = bench.folder / "requests"
+        requests.mkdir()
+        made.append(Wrk(plan, requests))
+    return made
 
 
 @contextlib.contextmanager
@@ -206,11 +244,12 @@ def _measured(options: argparse.Namespace, tested: int | None, rest: int | None)
     rivals = cache() if options.rivals else None
     with tempfile.TemporaryDirectory() as name, pinned(rest):
         folder = Path(name)
-        generator = _generator(options, plan, folder)
-        with running(folder, tested, rest, rivals) as bench:
+        with running(folder, tested, rest, rivals, few=options.smoke) as bench:
+            generators = _generators(options, plan, bench)
+            names = [generator.name for generator in generators]
             targets = [target.name for target in bench.targets]
-            results = Results(environment, dataclasses.asdict(plan), generator.name, targets, bench.skipped)
-            run = Run(bench, results, plan, generator)
+            results = Results(environment, dataclasses.asdict(plan), names, targets, bench.skipped)
+            run = Run(bench, results, plan, generators)
             for number in range(plan.rounds):
                 for part in (run.loads, run.growth, run.streams):
                     with _timed(f"round {number}, {part.__name__}"):

@@ -7,13 +7,18 @@ written by itself as soon as the event loop comes round; any other request gets 
 A query `?stream=ID&chunks=N&pause_ms=M` asks for a stream of N events with M ms between them, each of which
 says whose it is and which, so that a reader can tell every lost, moved or foreign byte: `paced_body`.
 
+`PUT /decode/1` makes it decode the JSON of every request before it answers, which no provider gets around;
+`PUT /decode/0` ends that.
+
     python bench/upstream.py        prints the URL it listens on, and serves until it is ended
 """
 
 import asyncio
 import functools
+import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import cast
 
 import uvloop
@@ -28,6 +33,8 @@ _LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
 _STREAM = re.compile(rb"(?i)\r\naccept: *text/event-stream")
 _WANTED = re.compile(rb'"stream": *true')
 _PACED = re.compile(rb"\?stream=(\w+)&chunks=(\d+)&pause_ms=(\d+) ")
+_DECODE = re.compile(rb"PUT /decode/([01]) ")
+_DONE_SO = b"HTTP/1.1 204 No Content\r\n\r\n"
 _TEXT = "The build passes again; the failing test compared two sets by their order. " * 7
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
@@ -39,8 +46,8 @@ def _usage(request_bytes: int) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _answer(request_bytes: int) -> bytes:
-    """A whole answer that is no stream."""
+def whole_answer(request_bytes: int) -> bytes:
+    """An answer that is no stream, to a request of so many bytes; head and body."""
     body = (
         '{"id":"chatcmpl-bench","object":"chat.completion","created":1790000000,"model":"bench",'
         '"choices":[{"index":0,"message":{"role":"assistant","content":"'
@@ -88,13 +95,25 @@ def paced_body(stream: str, chunks: int) -> bytes:
     return b"".join(paced_events(stream, chunks)) + _DONE
 
 
+@dataclass(slots=True)
+class _Care:
+    """With how much care requests are read.
+
+    Attributes:
+        decodes: Whether their JSON is decoded.
+    """
+
+    decodes: bool = False
+
+
 class _Connection(asyncio.Protocol):
     """One connection; requests on it come one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, care: _Care) -> None:
+        self._care = care
         self._loop = asyncio.get_running_loop()
         self._head = b""
-        self._body = b""
+        self._body: list[bytes] = []
         self._missing = 0
         self._length = 0
         self._streams = False
@@ -102,6 +121,7 @@ class _Connection(asyncio.Protocol):
         self._waiting = iter(tuple[bytes, ...]())
         self._pause_s = 0.0
         self._paused = False
+        self._told = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -125,25 +145,35 @@ class _Connection(asyncio.Protocol):
         self._length = self._missing = int(declared[1]) if declared else 0
         self._streams = _STREAM.search(head) is not None
         self._paced = _PACED.search(head, 0, head.find(b"\r\n"))
-        self._body = b""
+        self._body = []
+        if told := _DECODE.match(head):
+            self._care.decodes = told[1] == b"1"
+            self._told = True
 
     def _read_body(self, data: bytes) -> None:
         self._missing -= len(data)
-        if self._length <= READ_BYTES and not self._streams:
-            self._body += data
+        if self._care.decodes or (self._length <= READ_BYTES and not self._streams):
+            self._body.append(data)
 
     def _reply(self) -> None:
+        body = b"".join(self._body)
+        if self._told:
+            self._told = False
+            self._transport.write(_DONE_SO)
+            return
+        if self._care.decodes:
+            json.loads(body)
         if self._paced:
             stream, chunks, pause_ms = self._paced[1].decode(), int(self._paced[2]), int(self._paced[3])
             self._pause_s = pause_ms / MS
             self._waiting = self._paced_writes(stream, chunks)
             self._write_next()
-        elif self._streams or _WANTED.search(self._body):
+        elif self._streams or (self._length <= READ_BYTES and _WANTED.search(body)):
             self._pause_s = 0.0
             self._waiting = iter(_stream(self._length))
             self._write_next()
         else:
-            self._transport.write(_answer(self._length))
+            self._transport.write(whole_answer(self._length))
 
     @staticmethod
     def _paced_writes(stream: str, chunks: int) -> Iterator[bytes]:
@@ -174,7 +204,8 @@ class _Connection(asyncio.Protocol):
 
 
 async def _serve() -> None:
-    server = await asyncio.get_running_loop().create_server(_Connection, "127.0.0.1", 0, backlog=4096)
+    made = functools.partial(_Connection, _Care())
+    server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0, backlog=4096)
     host, port = server.sockets[0].getsockname()
     print(f"http://{host}:{port}", flush=True)
     await server.serve_forever()

@@ -61,7 +61,7 @@ def run(program: Program, folder: Path, connections: int, *, number: int, second
         capture_output=True,
         text=True,
         check=False,
-        timeout=seconds + PATIENCE_S,
+        timeout=seconds + 2 * PATIENCE_S,
     )
     found = _MEASURED.search(ended.stdout)
     if not found:
