@@ -451,6 +451,7 @@ def test_shorter_messages_stay_valid_and_their_sizes_follow_their_shares(
     small, large = (shortened(record, share, "m_1") for share in sorted((one, other)))
 
     assert len(small.raw) <= len(record.raw)
+    # The note in place of an image is text, too. Where the larger share wins nothing, no note is made.
     assert large is record or len(small.text) <= len(large.text)
     for before, after in zip(record.calls, small.calls, strict=True):
         assert (before.id, before.name) == (after.id, after.name)
