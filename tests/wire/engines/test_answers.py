@@ -42,6 +42,7 @@ WHOLE = {
         b"hello",
         1,
     ),
+    "a folded field": (HEAD + b"x: a\r\n  b\r\ncontent-length: 5\r\n\r\nhello", b"hello", 1),
     "lines that end in LF": (b"HTTP/1.1 200 OK\ncontent-length: 5\n\nhello", b"hello", 1),
     "an encoding": (HEAD + b"content-encoding: gzip\r\ncontent-length: 5\r\n\r\nhello", b"hello", 1),
 }
@@ -63,11 +64,28 @@ async def test_a_whole_answer_is_read_and_its_connection_serves_again_if_it_may(
         assert upstream.connections == connections
 
 
-async def test_a_body_without_a_declared_end_lasts_as_long_as_the_connection(
+async def test_an_answer_that_comes_byte_by_byte_is_the_same(
     wire: Any, engine: Any, ask: Any, whole: Any
 ) -> None:
     async def script(exchange: Any) -> None:
-        await exchange.send(HEAD + b"\r\nhel")
+        for byte in WHOLE[exchange.body.decode()][0]:
+            await exchange.send(bytes([byte]))
+            await asyncio.sleep(0)
+
+    sender = engine()
+    async with wire.running_upstream(script) as upstream:
+        for name, (_, body, _) in WHOLE.items():
+            response = await sender.send(ask(upstream.port, name.encode()))
+            assert (response.status, response.reason) == (200, b"OK")
+            assert await whole(response) == body
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+async def test_a_body_without_a_declared_end_lasts_as_long_as_the_connection(
+    wire: Any, engine: Any, ask: Any, whole: Any, version: bytes
+) -> None:
+    async def script(exchange: Any) -> None:
+        await exchange.send(b"HTTP/%b 200 OK\r\n\r\nhel" % version)
         await asyncio.sleep(0.01)
         await exchange.send(b"lo")
         exchange.writer.close()
@@ -175,6 +193,10 @@ REFUSED = {
     "a line that is too long": HEAD + b"x: " + b"a" * 70_000 + b"\r\n\r\n",
     "a line without end": HEAD + b"x: " + b"a" * 600_000,
     "too many fields": HEAD + b"a: b\r\n" * 1_100 + b"content-length: 0\r\n\r\n",
+    "a length and chunks": HEAD
+    + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+    "chunks and a length": HEAD
+    + b"transfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
     "two lengths": HEAD + b"content-length: 1\r\ncontent-length: 2\r\n\r\nab",
     "a length that is no number": HEAD + b"content-length: x\r\n\r\n",
 }

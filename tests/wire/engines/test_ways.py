@@ -1,8 +1,6 @@
 """The way to an origin: TLS with certificates of one's own, proxies, and what is reached without them."""
 
 import asyncio
-import datetime as dt
-import ipaddress
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -10,39 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from proxy.adapters.outgoing_proxy import Proxies, environment_proxies
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 BASIC = b"proxy-authorization: Basic dTpwQHM="  # u:p@s
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A self-signed certificate for localhost and its key, in one file."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = dt.datetime.now(dt.UTC)
-    names: list[x509.GeneralName] = [
-        x509.DNSName("localhost"),
-        x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
-    ]
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + dt.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    plain = serialization.NoEncryption()
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
-    file = tmp_path_factory.mktemp("tls") / "localhost.pem"
-    file.write_bytes(made.public_bytes(serialization.Encoding.PEM) + pem)
-    return file
 
 
 async def serve(script: Callable[..., Any], certificate: Path | None = None) -> tuple[asyncio.Server, int]:
