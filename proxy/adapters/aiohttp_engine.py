@@ -94,7 +94,12 @@ class _Connection(ResponseHandler):
         return super().is_connected() and not self.should_close
 
     def close(self) -> None:
-        """Close now. A stalled upload would otherwise keep the socket open until its buffer drains."""
+        """Close now; who reads the body is told.
+
+        A stalled upload would otherwise keep the socket open until its buffer drains.
+        """
+        if self._payload is not None and not self._payload.is_eof():
+            self._payload.set_exception(aiohttp.ClientOSError())
         if self.transport is not None and self.transport.get_write_buffer_size():
             self.abort()
         super().close()
