@@ -29,6 +29,8 @@ ADDED = "Additional exact values:"
 NEWEST = 6
 CRITICAL = 32
 CHANGED_WEIGHT, ERROR_WEIGHT, RECENT_WEIGHT = 3, 3, 2
+# A sentence longer than this is none, and looked at a stretch at a time.
+PIECE_CHARACTERS = 4_000
 # From so many digits on a number is copied, not counted or rounded.
 LONG_DIGITS = 5
 # A shorter one, such as "n-1", is more likely an expression.
@@ -38,6 +40,7 @@ _ENTRY = re.compile(r"\s*(?:[-*+•]|\d{1,3}[.)])?\s*(?:\[[ xX]\]\s*)?")
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+|(?<=[\u3002\uff01\uff1f])\s*")
 _HEADING = re.compile(r"\s*#{1,6} |\s*\|[\s|:-]+\|?\s*$")
 _TOKEN = re.compile(r"[^\W_]+")
+_NUMBER = re.compile(r"\d[\d.,'\u2019\u00a0\u202f ]*")
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _ERROR_NAME = re.compile(
     r"\b[A-Z]\w{0,60}(?:Error|Exception|Failure)\b|\b[A-Z]{1,4}\d{3,6}\b|\bexit code \d+"
@@ -57,20 +60,25 @@ class _Sources:
     """What a summary may have its values from.
 
     Attributes:
-        text: All of it, folded.
+        parts: All of it, folded; read one by one, so that no step holds others up for long.
     """
 
-    text: str
+    parts: tuple[str, ...]
+
+    @cached_property
+    def text(self) -> str:
+        """All of it."""
+        return "\n".join(self.parts)
 
     @cached_property
     def tokens(self) -> frozenset[str]:
         """Its letters and digits, in runs."""
-        return frozenset(_TOKEN.findall(self.text))
+        return frozenset({token for part in self.parts for token in _TOKEN.findall(part)})
 
     @cached_property
     def numbers(self) -> frozenset[str]:
         """Its numbers, without signs that group or part their digits."""
-        return frozenset(map(_digits, re.findall(r"\d[\d.,'\u2019\u00a0\u202f ]*", self.text)))
+        return frozenset({_digits(number) for part in self.parts for number in _NUMBER.findall(part)})
 
     def hold(self, value: Value) -> bool:
         """Whether a value stands in them, as far as can be told."""
@@ -123,7 +131,11 @@ def _copied(value: Value) -> bool:
 
 
 def _invents(piece: str, sources: _Sources) -> bool:
-    return any(_copied(value) and not sources.hold(value) for value in values(piece))
+    return any(
+        _copied(value) and not sources.hold(value)
+        for start in range(0, len(piece), PIECE_CHARACTERS)
+        for value in values(piece[start : start + PIECE_CHARACTERS])
+    )
 
 
 def _pieces(line: str) -> tuple[str, list[str]]:
@@ -212,7 +224,7 @@ def verified(text: str, *, sources: Sequence[Message], earlier: Sequence[str], l
     written = language_of([prose]) if len(prose.split()) >= LEAST_WORDS else ""
     if language and written and written != language:
         raise SummaryFailed("language")
-    held = _Sources("\n".join([*_texts(sources), *earlier]).casefold())
+    held = _Sources(tuple([each.casefold() for each in (*_texts(sources), *earlier)]))
     said = [each.text for each in sources if each.role == "user" and not each.answers]
     kept = _kept(text, held, said)
     if kept != text.strip() and _weight(kept) < max(LEAST_CHARACTERS, LEAST_SHARE * _weight(text)):

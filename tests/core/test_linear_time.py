@@ -1,0 +1,56 @@
+"""What reads the texts of others takes time that is linear in them, whatever they are made of."""
+
+import contextlib
+import time
+
+import pytest
+
+from proxy.core.defang import defanged
+from proxy.core.extract import extractive
+from proxy.core.language import language
+from proxy.core.masks import masked_text
+from proxy.core.message import Call, Message
+from proxy.core.orders import orders
+from proxy.core.policy import STRATEGIES
+from proxy.core.transcript import transcript
+from proxy.core.verifying import verified
+from proxy.errors import SummaryFailed
+
+CHARACTERS = 40_000
+# Ten times what is meant, in seconds a character: a shared machine is slow at times.
+MOST_S = 20e-6
+PIECES = ("the ", "e", "a.", "x=1 ", " ", "\n", "\u5b57", '"', "@", "no ", "```\n", "<", "[", "A", "1", "/")
+
+
+def checked(text: str) -> None:
+    with contextlib.suppress(SummaryFailed):
+        verified(text, sources=[Message("user", text)], earlier=(), language="English")
+
+
+def read_as_a_result(text: str) -> None:
+    result, call = Message("tool", text, answers=("1",)), Call("1", "bash", text)
+    shape = STRATEGIES["anchored"].summary
+    assert shape is not None
+    masked_text(result, call, "m_1")
+    transcript([result], shape)
+
+
+@pytest.mark.parametrize("piece", PIECES)
+@pytest.mark.parametrize(
+    "reading",
+    [
+        orders,
+        defanged,
+        checked,
+        read_as_a_result,
+        lambda text: extractive([Message("assistant", text)], 4_000, str),
+        lambda text: language([text] * 10),
+    ],
+    ids=["orders", "defanged", "verified", "result", "extractive", "language"],
+)
+def test_no_text_takes_long_to_be_read(reading: object, piece: str) -> None:
+    text = (piece * CHARACTERS)[:CHARACTERS]
+    assert callable(reading)
+    begun = time.process_time()
+    reading(text)
+    assert time.process_time() - begun < MOST_S * len(text)
