@@ -1,8 +1,10 @@
 """`serve`: builds the proxy, runs it in the foreground, and says how to reach it."""
 
 import asyncio
+import gc
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -19,6 +21,8 @@ DEFAULT_WINDOW_TOKENS = 128_000
 ACCEPT_GRACE_S = 5
 # The process ends this long after the server, in seconds, even if a thread hangs (a name look-up, a disk).
 EXIT_S = 2.0
+# A thread that works beside the loop lets it go on after this long, in seconds.
+GIVING_WAY_S = 0.001
 
 
 def _trigger(config: Config) -> str:
@@ -76,6 +80,18 @@ def _exit_soon() -> None:
     timer.start()
 
 
+def _accept(started: Callable[[socket.socket], None], bound: socket.socket) -> None:
+    """Say that requests are accepted, in a process that does nothing but answer them from now on.
+
+    Threads that read and count beside the loop give way to it soon; and what start-up has made stays until
+    the end, so the collector need not look through it again and again.
+    """
+    sys.setswitchinterval(GIVING_WAY_S)
+    gc.collect()
+    gc.freeze()
+    started(bound)
+
+
 def serve_on(
     bind: Callable[[], socket.socket],
     config: Config,
@@ -117,7 +133,7 @@ def serve_on(
         obey(running)
     bound = bind()
     with asyncio.Runner(loop_factory=running.config.get_loop_factory()) as runner:
-        runner.run(serving.run(running, bound, lambda: started(bound)))
+        runner.run(serving.run(running, bound, lambda: _accept(started, bound)))
         came = running.ending
         counts = {"finished": came.finished, "dropped": came.dropped, "cut": came.cut}
         log.info(logs.SERVING_STOPPED, **counts, **named)

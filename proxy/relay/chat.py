@@ -241,16 +241,15 @@ class Chat:
         answer = await self._open(passage.scope, passage.fit.raw if passage.fit else passage.raw)
         if passage.ask is None and answer.response.status == httpx.codes.OK:
             return answer  # of what was not read nothing is too long
+        shorter, given = None, False
         try:
-            refusal = await _may_be_refusal(answer)
-            shorter = await self._recovered(passage, answer, passage.whole()) if refusal else None
-        except BaseException:
-            await answer.aclose()
-            raise
-        if shorter is None:
-            return answer  # if it is a refusal, the client gets that
-        await answer.aclose()
-        return shorter
+            if await _may_be_refusal(answer):
+                shorter = await self._recovered(passage, answer, passage.whole())
+            given = shorter is None  # a refusal, too, is what the client gets then
+        finally:
+            if not given:
+                await answer.aclose()
+        return shorter or answer
 
     async def _open(self, scope: Scope, raw: bytes) -> Answer:
         return await open_answer(self._upstream, build_request(self._upstream, scope, raw))

@@ -20,8 +20,8 @@ from proxy.wishes import Wishing
 MAX_REMEMBERED = 10_000
 # What every tool result has.
 RESULT = b'"tool_call_id"'
-# A larger body is read whatever it says: searching it would hold everybody up, and few have room for it.
-MAX_BYTES = 1_048_576
+# A larger body is read whatever it says: of a conversation that is known, that takes less than a search.
+MAX_BYTES = 131_072
 # A body that names more models than this is read instead.
 MAX_MODELS = 8
 # What was worked out for a model is used for this long, in seconds, and for so many tenants and models.

@@ -18,8 +18,6 @@ from proxy.serving.graceful import Foreground, Patience
 BACKLOG = 2_048
 POLL_S = 0.005
 KEEP_ALIVE_S = 75
-# Threads read and count beside the loop; when it wants to go on, they give way after this long.
-GIVING_WAY_S = 0.001
 # Whether the kernel spreads connections over sockets that share a port. Others give all to one of them.
 PORT_IS_SPREAD = sys.platform == "linux"
 
@@ -155,7 +153,6 @@ async def run(running: uvicorn.Server, bound: socket.socket, started: Callable[[
     Raises:
         ProxyError: The application's lifespan failed to start.
     """
-    sys.setswitchinterval(GIVING_WAY_S)
     serving = asyncio.create_task(_serve(running, bound))
     try:
         while not (running.started or serving.done()):
