@@ -8,6 +8,7 @@ it more time at start-up; where even that is not enough, or nobody calls it, the
 and the next probe finds it done.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -225,12 +226,13 @@ class Records:
     async def _committed(
         self, claim: Item, also: Sequence[Item | Line], lease: Lease | None
     ) -> Fields | None:
-        record = Record(claim.key, packed(claim.fields), claim.ttl_s)
-        entries = [sealed(item) for item in also]
-        value = await self._reach.ask(lambda: self._store.commit(record, entries, lease=lease))
-        if value is None:
+        # Beside the loop: the originals of a round take a while to compress.
+        value, entries = await asyncio.to_thread(lambda: (packed(claim.fields), list(map(sealed, also))))
+        record = Record(claim.key, value, claim.ttl_s)
+        stands = await self._reach.ask(lambda: self._store.commit(record, entries, lease=lease))
+        if stands is None:
             return None
-        winner = self._remember(claim.key, value, min(claim.ttl_s, KNOWN_FOR_S))
+        winner = self._remember(claim.key, stands, min(claim.ttl_s, KNOWN_FOR_S))
         if winner is None:
             raise StoreUnavailable(_UNREADABLE, "the key is taken by a record of another version")
         return winner
