@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 # Bodies in bytes: of a small request, of one message of a large one, and of the turn that each request adds.
 SMALL_BYTES = 2_500
+SMALL_TURNS = 6
 LARGE_BYTES = 853_000
 LARGE_MESSAGES = 400
 TURN_MESSAGE_BYTES = 1_000
@@ -96,18 +97,20 @@ def _head(session: str, extra: Sequence[str]) -> bytes:
 
 
 def small(session: str, extra: Sequence[str], *, stream: bool = False) -> Conversation:
-    """Requests of `SMALL_BYTES`: four messages known from before, and a new one at the end."""
-    known = [
-        _message("system", _text(600, 1)),
-        _message("user", f"{session}: " + _text(300, 2)),
-        _message("assistant", _text(500, 3)),
-        _message("user", _text(300, 4)),
-    ]
-    start = b'{"model":"bench-small","messages":[' + b",".join(known) + b","
+    """Requests of `SMALL_BYTES` on average: each repeats the one before and adds an answer and a question."""
+    known = [_message("system", _text(600, 1)), _message("user", f"{session}: " + _text(300, 2))]
+    start = b'{"model":"bench-small","messages":[' + b",".join(known)
     end = b'],"temperature":0.2,"stream":%s}' % (b"true" if stream else b"false")
-    mark = MARK.decode() + " "
-    room = SMALL_BYTES - len(start) - len(end) - len(_message("user", mark))
-    return Conversation(_head(session, extra), start, (_message("user", mark + _text(room, 5)),), end)
+    turn_bytes = 2 * (SMALL_BYTES - len(start) - len(end)) // (SMALL_TURNS + 1)
+    room = (turn_bytes - len(_said(0, ""))) // 2
+    turns = tuple(_said(turn, _text(room, turn)) for turn in range(SMALL_TURNS))
+    return Conversation(_head(session, extra), start, turns, end)
+
+
+def _said(number: int, text: str) -> bytes:
+    """An answer and a question, with a comma before each."""
+    said = f"{MARK.decode()}.{number} " + text
+    return b"," + _message("assistant", said) + b"," + _message("user", said)
 
 
 def streamed(session: str, extra: Sequence[str]) -> Conversation:
