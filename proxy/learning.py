@@ -34,6 +34,8 @@ BELIEVED_S = 86_400.0
 MAX_MODELS = 4_096
 # A ratio that has moved by this much (in its logarithm) since it was last kept is kept again.
 KEPT_STEP = 0.02
+# No sooner than this after the last time, in seconds: while it settles it moves with every answer.
+KEPT_EVERY_S = 5.0
 # Weight of one round in what is learned of rounds, and the most that is believed, as a logarithm.
 DRIFT_WEIGHT = 0.5
 MOST_DRIFT = 0.15
@@ -67,6 +69,7 @@ class Learning:
         self._clock = clock
         self._known: dict[str, Learned] = {}
         self._kept: dict[str, float] = {}  # the ratio's logarithm as the store has it
+        self._kept_at: dict[str, float] = {}
         self._looked: dict[str, float] = {}
         self._drifts: dict[str, float] = {}  # logarithms
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -135,7 +138,9 @@ class Learning:
         calibration = known.calibration.observe(estimate, actual)
         if calibration is not known.calibration:
             self._remember(key, replace(known, calibration=calibration))
-        if abs(calibration.mean - self._kept.get(key, math.inf)) >= KEPT_STEP:
+        moved = abs(calibration.mean - self._kept.get(key, math.inf)) >= KEPT_STEP
+        if moved and self._clock() - self._kept_at.get(key, -math.inf) >= KEPT_EVERY_S:
+            self._kept_at[key] = self._clock()
             await self._keep(key, model)
 
     async def answered(
@@ -257,6 +262,7 @@ class Learning:
             oldest = next(iter(self._known))
             del self._known[oldest]
             self._kept.pop(oldest, None)
+            self._kept_at.pop(oldest, None)
             self._most.pop(oldest, None)
             self._looked.pop(oldest, None)
         self._known[key] = learned

@@ -11,7 +11,7 @@ from proxy.core.calibration import Calibration
 from proxy.core.keys import model_key
 from proxy.core.truncation import Answered
 from proxy.errors import StoreUnavailable
-from proxy.learning import BELIEVED_S, LOOK_EVERY_S, Learning
+from proxy.learning import BELIEVED_S, KEPT_EVERY_S, LOOK_EVERY_S, Learning
 from proxy.ports import Store
 from proxy.storage.behind import AT_ONCE
 from proxy.storage.records import Records
@@ -331,3 +331,15 @@ def test_what_rounds_come_to_is_learned_of_each_model_within_bounds() -> None:
     for _ in range(20):
         learning.drifted(TENANT, ORIGIN, MODEL, 1_000, 1)
     assert learning.drift(TENANT, ORIGIN, MODEL) == pytest.approx(0.86, abs=0.01)
+
+
+async def test_a_ratio_that_moves_with_every_answer_is_kept_now_and_then() -> None:
+    store = MemoryStore()
+    one, other = Replica(store), Replica(store)
+    for actual in (1_300, 1_500, 1_100, 1_600):
+        await one.learning.observed(TENANT, ORIGIN, MODEL, 1_000, actual)
+    assert await other.known() == (None, 1)
+    one.time += KEPT_EVERY_S
+    await one.learning.observed(TENANT, ORIGIN, MODEL, 1_000, 2_000)
+    await other.look_again()
+    assert await other.known() == (None, 5)
