@@ -7,7 +7,7 @@ writing over what its successor has made.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from proxy.core.keys import lease_key
@@ -41,7 +41,7 @@ async def turn(records: Records, key: str, lease_s: float = LEASE_S) -> AsyncIte
         made = lease = None
         while made is None and lease is None:
             try:
-                lease = await records.acquire(lease_key(key), lease_s)
+                lease = await _lent(records, lease_key(key), lease_s)
             except StoreUnavailable:
                 break
             if lease is not None:
@@ -53,6 +53,19 @@ async def turn(records: Records, key: str, lease_s: float = LEASE_S) -> AsyncIte
             keeping = asyncio.create_task(_kept(records, lease, lease_s))
             stack.callback(keeping.cancel)
         yield Turn(made=made, lease=lease if made is None else None)
+
+
+async def _lent(records: Records, key: str, lease_s: float) -> Lease | None:
+    """A lease, if there is one. One that comes once the caller has been cancelled is given back."""
+    asking = asyncio.ensure_future(records.acquire(key, lease_s))
+    try:
+        return await asyncio.shield(asking)
+    except asyncio.CancelledError:
+        with suppress(StoreUnavailable):
+            lease = await asking
+            if lease is not None:
+                await records.release(lease)
+        raise
 
 
 async def _kept(records: Records, lease: Lease, lease_s: float) -> None:

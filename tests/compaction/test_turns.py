@@ -83,3 +83,13 @@ async def test_without_a_store_everybody_may_make_it() -> None:
 
     async with turn(Records(Away(), ignored), KEY) as current:
         assert (current.made, current.lease) == (None, None)
+
+
+async def test_a_lease_that_comes_once_nobody_waits_for_it_is_given_back() -> None:
+    store = MemoryStore()
+    waiting = asyncio.create_task(make(Records(store, ignored), "x", []))
+    while not store._lent:  # noqa: ASYNC110 - a store sets no event
+        await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert store._lent == {}
