@@ -7,7 +7,7 @@ Whatever is not exactly so is read from its first byte.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
@@ -20,14 +20,12 @@ from proxy.errors import Unreadable
 KEY_BYTES = 32
 # Beginnings that are remembered, of one or two kilobytes each.
 MAX_BEGINNINGS = 4_096
-# Of one conversation, or of several without an id that begin alike.
-MAX_ALIKE = 64
 # How many of them are compared with a body in full.
 MAX_TRIES = 3
-# By these first bytes conversations without an id are told apart.
-FIRST_BYTES = 256
-# By these last bytes nearly every body is seen not to begin so.
+# Beginnings are found by their length and these last bytes of theirs.
 ENDING_BYTES = 48
+# Closing braces, from a body's end, behind which a known beginning may end; in a text there may be many.
+MAX_BRACES = 256
 # A body with more members before its messages, or longer names, is read anew each time.
 MAX_KEYS = 32
 MAX_KEY_CHARACTERS = 1_024
@@ -42,7 +40,8 @@ WORKERS = 2
 MAX_CLOSING = 512
 _OPENING = b'{"messages":['
 
-_Bucket = tuple[str, str | None, bytes]
+_Whose = tuple[str, str | None]  # tenant, conversation
+_Place = tuple[str, str | None, int, bytes]  # and the length and last bytes of a beginning
 
 
 class _Closing(NamedTuple):
@@ -64,22 +63,22 @@ class _Beginning(NamedTuple):
 
     Attributes:
         mark: Its fingerprint.
+        place: By what it is found.
         stop: Its length in bytes.
-        ending: Its last bytes.
         start: Where in it the value of `messages` starts.
         held: Number of its messages.
         before: The members that stand before `messages`.
-        since: The mark of the one that it grew from, or empty.
+        since: The place of the one that it grew from.
         closing: What stood behind it; None if that was much.
     """
 
     mark: bytes
+    place: _Place
     stop: int
-    ending: bytes
     start: int
     held: int
     before: Mapping[str, Slice]
-    since: bytes
+    since: _Place | None
     closing: _Closing | None
 
 
@@ -120,8 +119,8 @@ class Reader:
     def __init__(self, key: bytes, max_beginnings: int = MAX_BEGINNINGS) -> None:
         self._blank = blake3(key=key)
         self._max_beginnings = max_beginnings
-        self._known: OrderedDict[_Bucket, dict[bytes, _Beginning]] = OrderedDict()
-        self._beginnings = 0
+        self._known: OrderedDict[_Place, _Beginning] = OrderedDict()
+        self._latest: OrderedDict[_Whose, _Beginning] = OrderedDict()
         self._turns = asyncio.Semaphore(WORKERS)
 
     async def read_beside(self, raw: bytes, tenant: str, conversation: str | None = None) -> Body:
@@ -133,12 +132,12 @@ class Reader:
         size = len(raw)
         if size <= LITTLE_BYTES:
             return self.read(raw, tenant, conversation)
-        bucket = (tenant, conversation, raw[:FIRST_BYTES])
-        found = self._grown(raw, bucket) if size <= GROWN_BYTES else None
+        whose = (tenant, conversation)
+        found = self._grown(raw, whose) if size <= GROWN_BYTES else None
         if found is None:
             async with self._turns:
-                found = await asyncio.to_thread(self._found, raw, bucket)
-        return self._noted(bucket, found)
+                found = await asyncio.to_thread(self._found, raw, whose)
+        return self._noted(whose, found)
 
     def read(self, raw: bytes, tenant: str, conversation: str | None = None) -> Body:
         """Cut a request body up, as `chat.read` does; the body has a mark, and may follow an earlier one.
@@ -146,29 +145,39 @@ class Reader:
         Raises:
             Unreadable: See `chat.read`.
         """
-        bucket = (tenant, conversation, raw[:FIRST_BYTES])
-        return self._noted(bucket, self._found(raw, bucket))
+        whose = (tenant, conversation)
+        return self._noted(whose, self._found(raw, whose))
 
-    def _noted(self, bucket: _Bucket, found: _Found) -> Body:
+    def _noted(self, whose: _Whose, found: _Found) -> Body:
         if found.beginning is not None:
-            self._remember(bucket, found.beginning)
+            self._remember(whose, found.beginning)
         return found.body
 
-    def _found(self, raw: bytes, bucket: _Bucket) -> _Found:
+    def _found(self, raw: bytes, whose: _Whose) -> _Found:
         """What is in a body. Changes nothing, so it may be done in a thread."""
-        return self._grown(raw, bucket) or self._anew(raw, bucket)
+        return self._grown(raw, whose) or self._anew(raw, whose)
 
-    def _grown(self, raw: bytes, bucket: _Bucket) -> _Found | None:
+    def _grown(self, raw: bytes, whose: _Whose) -> _Found | None:
         """The body, if it begins as an earlier one."""
-        known = self._known.get(bucket)
-        if not known:
-            return None
-        alike = [each for each in list(known.values()) if raw.endswith(each.ending, 0, each.stop)]
-        for beginning in sorted(alike, key=_length, reverse=True)[:MAX_TRIES]:
-            hasher = self._hasher(bucket).update(memoryview(raw)[: beginning.stop])
+        for beginning in islice(self._likely(raw, whose), MAX_TRIES):
+            hasher = self._hasher(whose).update(memoryview(raw)[: beginning.stop])
             if beginning.stop < len(raw) and hasher.digest() == beginning.mark:
                 return self._continued(raw, beginning, hasher)
         return None
+
+    def _likely(self, raw: bytes, whose: _Whose) -> Iterator[_Beginning]:
+        """Beginnings that end as the body does at the same place: the latest first, then the longest."""
+        latest = self._latest.get(whose)
+        if latest is not None and raw.endswith(latest.place[3], 0, latest.stop):
+            yield latest
+        stop = len(raw)
+        for _ in range(MAX_BRACES):
+            if (brace := raw.rfind(b"}", 0, stop)) < 0:
+                return
+            found = self._known.get(_place(raw, brace + 1, whose))
+            if found is not None and found is not latest:
+                yield found
+            stop = brace
 
     def _continued(self, raw: bytes, known: _Beginning, hasher: blake3) -> _Found | None:
         """The body that begins so; None if what stands behind has to be looked at more closely."""
@@ -182,15 +191,15 @@ class Reader:
         mark = hasher.update(memoryview(raw)[known.stop : stop]).digest()
         grown = known._replace(
             mark=mark,
+            place=_place(raw, stop, known.place[:2]),
             stop=stop,
-            ending=_ending(raw, stop),
             held=known.held + len(tail.late),
-            since=known.mark,
+            since=known.place,
             closing=_closing(raw, stop, tail.place, tail.named),
         )
         return _Found(made(raw, tail.place, tail.late, tail.named, mark, known.mark), grown)
 
-    def _anew(self, raw: bytes, bucket: _Bucket) -> _Found:
+    def _anew(self, raw: bytes, whose: _Whose) -> _Found:
         found, late = cut(raw)
         place = found["messages"]
         named = named_by(small_members(raw, found))
@@ -198,38 +207,30 @@ class Reader:
         stop = _end(raw, place)
         if not stop or len(before) > MAX_KEYS or sum(map(len, before)) > MAX_KEY_CHARACTERS:
             return _Found(made(raw, place, late, named), None)
-        mark = self._hasher(bucket).update(memoryview(raw)[:stop]).digest()
+        mark = self._hasher(whose).update(memoryview(raw)[:stop]).digest()
         closing = _closing(raw, stop, place, named)
-        beginning = _Beginning(mark, stop, _ending(raw, stop), place.start, len(late), before, b"", closing)
+        found_by = _place(raw, stop, whose)
+        beginning = _Beginning(mark, found_by, stop, place.start, len(late), before, None, closing)
         return _Found(made(raw, place, late, named, mark), beginning)
 
-    def _hasher(self, bucket: _Bucket) -> blake3:
-        return self._blank.copy().update(bucket[0].encode() + b"\0")
+    def _hasher(self, whose: _Whose) -> blake3:
+        return self._blank.copy().update(whose[0].encode() + b"\0")
 
-    def _remember(self, bucket: _Bucket, beginning: _Beginning) -> None:
+    def _remember(self, whose: _Whose, beginning: _Beginning) -> None:
         """Take a beginning up, in place of the one before the one that it grew from."""
-        known = self._known.setdefault(bucket, {})
-        self._known.move_to_end(bucket)
-        self._beginnings -= len(known)
-        known.pop(beginning.mark, None)
-        older = known.get(beginning.since)
-        if older is not None:
-            known.pop(older.since, None)
-        known[beginning.mark] = beginning
-        for mark in list(islice(known, max(0, len(known) - MAX_ALIKE))):
-            del known[mark]
-        self._beginnings += len(known)
-        while self._beginnings > self._max_beginnings:
-            _, oldest = self._known.popitem(last=False)
-            self._beginnings -= len(oldest)
+        older = self._known.get(beginning.since) if beginning.since else None
+        if older is not None and older.since is not None:
+            self._known.pop(older.since, None)
+        self._known[beginning.place] = self._latest[whose] = beginning
+        self._known.move_to_end(beginning.place)
+        self._latest.move_to_end(whose)
+        for held in (self._known, self._latest):
+            while len(held) > self._max_beginnings:
+                held.popitem(last=False)
 
 
-def _ending(raw: bytes, stop: int) -> bytes:
-    return raw[max(0, stop - ENDING_BYTES) : stop]
-
-
-def _length(beginning: _Beginning) -> int:
-    return beginning.stop
+def _place(raw: bytes, stop: int, whose: _Whose) -> _Place:
+    return (*whose, stop, raw[max(0, stop - ENDING_BYTES) : stop])
 
 
 def _end(raw: bytes, place: Slice) -> int:

@@ -53,7 +53,7 @@ def judged(reader: Callable[[bytes], Body], raw: bytes) -> Judgement:
 def written(
     messages: list[Any], before: dict[str, Any], behind: dict[str, Any], layout: dict[str, Any]
 ) -> bytes:
-    fields = {"user": "u" * chat_reader.FIRST_BYTES, **before, "messages": messages, **behind}
+    fields = {**before, "messages": messages, **behind}
     return json.dumps(fields, **layout).encode("utf-8", "replace")
 
 
@@ -213,6 +213,22 @@ def test_memory_is_bounded_by_the_number_of_beginnings() -> None:
         reader.read(talk(2), "t", f"c{conversation}")
     known = [bool(reader.read(talk(3), "t", f"c{conversation}").since) for conversation in (8, 0)]
     assert known == [True, False]
+
+
+def test_hundreds_of_conversations_without_an_id_are_known_again() -> None:
+    reader = Reader(KEY)
+    first = [talk(1)[:-2] + b',{"role":"user","content":"%d"}]}' % number for number in range(500)]
+    marks = [reader.read(raw, "t").mark for raw in first]
+    grown = [reader.read(raw[:-2] + b',{"role":"assistant","content":"so"}]}', "t") for raw in first]
+    assert [body.since for body in grown] == marks
+
+
+def test_a_conversation_is_known_again_whatever_it_has_grown_by() -> None:
+    reader = Reader(KEY)
+    mark = reader.read(talk(2), "t", "c").mark
+    braces = "{}" * 5 * chat_reader.MAX_BRACES
+    body = reader.read(talk(2)[:-2] + b',{"role":"user","content":"%b"}]}' % braces.encode(), "t", "c")
+    assert body.since == mark
 
 
 def test_members_before_the_messages_count_as_before() -> None:
