@@ -40,7 +40,8 @@ TRIES_AFTER_THE_FIRST = 1
 # A connection that is being taken down still counts for its pool.
 _POOLED_PER_ALLOWED = 2
 
-FAILURES = (RedisError, RedisClusterException, OSError)
+# AttributeError: redis-py closes connections of a cluster under commands that are about to be written.
+FAILURES = (RedisError, RedisClusterException, OSError, AttributeError)
 """What redis-py raises. A cluster's errors have a tree of their own."""
 
 # The first that fits counts; redis-py derives some of these from others.

@@ -175,7 +175,10 @@ class RedisStore:
         try:
             async with self._slots:
                 await self._redis.find()
-                return await self._redis.client.execute_command(*command, **where)
+                try:
+                    return await self._redis.client.execute_command(*command, **where)
+                except AttributeError:  # redis-py closed a cluster's connection before anything was written
+                    return await self._redis.client.execute_command(*command, **where)
         except NoScriptError:
             raise
         except FAILURES as error:

@@ -384,7 +384,8 @@ def what_stands_before_the_tail_is_frozen_while_the_list_grows(proxy: Proxy, ans
 
     assert raws(after[: len(answer.effective)]) == raws(answer.effective)
     assert raws(after[len(answer.effective) :]) == raws(new)
-    assert answer.checkpoint is None or stands(answer.checkpoint, body_of(grown))
+    goes_on = any(each.answers for each in body_of(new)[:1])  # a late result of what was the last unit
+    assert answer.checkpoint is None or goes_on or stands(answer.checkpoint, body_of(grown))
 
 
 def a_stored_checkpoint_is_the_same(_: Proxy, answer: Answer) -> None:
