@@ -71,6 +71,24 @@ async def test_something_else_in_the_secrets_place_is_not_taken_for_one(redis_be
         await shared_secret(store, bytes(32))
 
 
+async def test_a_connection_that_the_library_closed_under_a_command_costs_no_error(
+    redis_bench: RedisBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = redis_bench.open()
+    await store.write([Record(scoped(1), b"v", DAY_S)])
+    client = store._redis.client
+    ask, failures = client.execute_command, [AttributeError("writelines")]
+
+    async def failing_once(*command: Any, **where: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await ask(*command, **where)
+
+    monkeypatch.setattr(client, "execute_command", failing_once)
+    assert await store.read([scoped(1)]) == [b"v"]
+    assert failures == []
+
+
 async def test_of_too_many_conversations_the_oldest_leave(redis_bench: RedisBench) -> None:
     store = redis_bench.open(max_scopes=3)
     for n in (0, 1, 2, 0, 3, 4):
