@@ -91,9 +91,9 @@ class Connection(asyncio.BufferedProtocol):
 
         Args:
             head: With the empty line behind it.
-            body: As in `ports.HttpRequest`, and so are:
-            length: …
-            silence_s: …
+            body: As in `ports.HttpRequest`.
+            length: Likewise.
+            silence_s: Likewise.
         """
         self._answer = answer = Answer(self._loop, self)
         self._parser.begin(bodiless=head.startswith(b"HEAD "))
