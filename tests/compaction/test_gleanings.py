@@ -123,6 +123,7 @@ async def test_work_that_nobody_waits_for_any_more_is_left_out() -> None:
     stays = asyncio.create_task(beside(lambda: done.append("stays")))
     await asyncio.sleep(0)
     left.cancel()
+    await asyncio.wait([left])
     go.set()
     await asyncio.gather(running, stays)
     assert done == ["stays"]
