@@ -1,9 +1,10 @@
 """The composition root: builds everything from a configuration, and owns its life cycle."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib import import_module
+from pkgutil import resolve_name
 from secrets import token_hex
 
 import structlog
@@ -11,11 +12,9 @@ from starlette.routing import Router
 from starlette.types import ASGIApp
 
 from proxy import __version__
-from proxy.adapters.aiohttp_engine import AiohttpEngine
 from proxy.adapters.character_counter import CharacterCounter
 from proxy.adapters.discovery import HttpDiscovery
 from proxy.adapters.engine_transport import EngineTransport
-from proxy.adapters.native_engine import NativeEngine
 from proxy.adapters.outgoing_proxy import environment_proxies
 from proxy.adapters.store_url import installation_secret, is_shared, open_store, shared_secret
 from proxy.adapters.summary_model import HttpSummaryModel
@@ -59,7 +58,11 @@ from proxy.storage.deadline import within
 from proxy.storage.records import Records
 from proxy.wishes import Wishing
 
-ENGINES: dict[str, Callable[..., HttpEngine]] = {"native": NativeEngine, "aiohttp": AiohttpEngine}
+# By name: the library of the one that is not chosen would take 8 MB.
+ENGINES = {
+    "native": "proxy.adapters.native_engine:NativeEngine",
+    "aiohttp": "proxy.adapters.aiohttp_engine:AiohttpEngine",
+}
 CONNECT_TIMEOUT_S = 10.0
 HOP_BYTES = 8
 SECRET_DEADLINE_S = 1.0
@@ -76,6 +79,12 @@ def _store_failed(error: StoreUnavailable) -> None:
 
 def _tokenizer_failed(line: str) -> None:
     _log.warning(TOKENIZER_FAILED, reason=line)
+
+
+def opened_engine(config: Config) -> HttpEngine:
+    """The configured engine."""
+    engine: HttpEngine = resolve_name(ENGINES[config.upstream.engine])(proxies=environment_proxies())
+    return engine
 
 
 def opened_store(config: Config, store_url: str) -> Store:
@@ -132,13 +141,11 @@ class _Parts:
         store_url = config.store.url or "memory://"
         self.store = store or opened_store(config, store_url)
         self.records = Records(self.store, _store_failed)
-        self.engine = ENGINES[config.upstream.engine](proxies=environment_proxies())
+        self.engine = opened_engine(config)
         self.transport = EngineTransport(self.engine)
         self.counter = ToktokCounter(TiktokenCounter(_tokenizer_failed), _tokenizer_failed)
-        self.countings = {
-            "tiktoken": Counting(self.counter),
-            "characters": Counting(CharacterCounter()),
-        }
+        self.counting = Counting(self.counter)
+        self.countings = {"tiktoken": self.counting, "characters": Counting(CharacterCounter())}
         self.reading = Reading(self.countings)
         self.learning = Learning(self.records)
         self.index = CheckpointIndex(self.records)
@@ -166,7 +173,7 @@ class _Parts:
             stack.push_async_callback(self.anchors.close)
             stack.push_async_callback(self.rounds.close)
             await asyncio.gather(
-                self.records.open(), self.secret.agree(), asyncio.to_thread(self.counter.warm)
+                self.records.open(), self.secret.agree(), self.counting.prepare(self.counter.warm)
             )
             _log.info(TOKENIZER_READY, tokenizer=self.counter.chosen)
             asking = asyncio.create_task(self.secret.keep_asking())

@@ -6,7 +6,7 @@ tokenizer releases the interpreter lock).
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import NamedTuple
@@ -115,6 +115,13 @@ class Counting:
         self._turn_s = turn_s
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="counting")
         self._known: dict[str, None] = {}
+
+    async def prepare(self, work: Callable[[], None]) -> None:
+        """Do something to the counter, on a thread that is to count with it.
+
+        Tokenizers keep memory for each thread that they were used on (toktok 16 MB), so another would cost.
+        """
+        await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     async def count(self, pieces: Sequence[str], model: str) -> list[int]:
         """Tokens of each piece for `model`, in order, before calibration.

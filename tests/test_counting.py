@@ -116,6 +116,14 @@ async def test_little_text_is_counted_on_the_loop_and_much_beside_it() -> None:
     ]
 
 
+async def test_a_counter_is_prepared_on_a_thread_that_counts_with_it() -> None:
+    seen: list[str] = []
+    made = Counting(Watched())
+    await made.prepare(lambda: seen.append(threading.current_thread().name))
+    made.close()
+    assert seen == ["counting_0"]
+
+
 async def test_no_text_is_begun_on_the_loop_once_others_have_waited_long_enough() -> None:
     slow = Slow()
     made = Counting(slow)

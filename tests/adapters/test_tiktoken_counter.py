@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -244,6 +245,15 @@ def test_warming_loads_what_the_first_count_would(monkeypatch: pytest.MonkeyPatc
     counter.warm()
     monkeypatch.setattr(tiktoken_counter, "load", lambda *_: pytest.fail("loaded again"))
     assert counter.count("hello", "gpt-5") == 1
+
+
+def test_a_vocabulary_is_not_held_twice() -> None:
+    tracemalloc.start()
+    encoding = tiktoken_counter.load.__wrapped__(CL100K, DATA)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert encoding.encode_ordinary("hello world") == [15339, 1917]
+    assert held < 1_000_000  # bytes; tiktoken's own copy is none of Python's
 
 
 OFFLINE = """
