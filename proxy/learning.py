@@ -17,7 +17,6 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container
-from dataclasses import replace
 
 import structlog
 
@@ -110,7 +109,8 @@ class Learning:
 
         What rounds take away and what they put in its place need not cost the same for each token of ours.
         """
-        return math.exp(self._drifts.get(model_key(tenant, origin, model), 0.0))
+        drift = self._drifts.get(model_key(tenant, origin, model))
+        return math.exp(drift) if drift else 1.0
 
     def drifted(self, tenant: str, origin: str, model: str, estimate: int, actual: int) -> None:
         """The first answer after a round said how many tokens the request had, for what was estimated."""
@@ -126,18 +126,18 @@ class Learning:
         smaller = min(window, known.window or window)
         until = self._now() + BELIEVED_S
         key = model_key(tenant, origin, model)
-        self._remember(key, replace(known, window=smaller, until=until))
+        self._remember(key, known._replace(window=smaller, until=until))
         await self._keep(key, model)
 
     async def observed(self, tenant: str, origin: str, model: str, estimate: int, actual: int) -> None:
         """An answer's usage said how many tokens a request really had."""
-        await self._observe(model_key(tenant, origin, model), model, estimate, actual)
+        key = model_key(tenant, origin, model)
+        await self._observe(key, model, await self._of(key, model), estimate, actual)
 
-    async def _observe(self, key: str, model: str, estimate: int, actual: int) -> None:
-        known = await self._of(key, model)
+    async def _observe(self, key: str, model: str, known: Learned, estimate: int, actual: int) -> None:
         calibration = known.calibration.observe(estimate, actual)
         if calibration is not known.calibration:
-            self._remember(key, replace(known, calibration=calibration))
+            self._remember(key, known._replace(calibration=calibration))
         moved = abs(calibration.mean - self._kept.get(key, math.inf)) >= KEPT_STEP
         if moved and self._clock() - self._kept_at.get(key, -math.inf) >= KEPT_EVERY_S:
             self._kept_at[key] = self._clock()
@@ -180,8 +180,8 @@ class Learning:
                 await self.overflowed(tenant, origin, model, answer.prompt)
             return True
         if verdict == "whole":
-            await self._accept(key, model, answer)
-            await self._observe(key, model, answer.estimate, answer.prompt)
+            known = await self._accept(key, model, known, answer)
+            await self._observe(key, model, known, answer.estimate, answer.prompt)
         return False
 
     def discover(
@@ -215,13 +215,17 @@ class Learning:
             self._last.popitem(last=False)
         return last
 
-    async def _accept(self, key: str, model: str, answer: Answered) -> None:
-        """An answered request shows that the window is at least as large, if its count can be true."""
-        known = self._fresh(key)
-        if answer.prompt > known.told(model) and answer.prompt <= MAX_RATIO * answer.estimate:
-            until = self._now() + BELIEVED_S
-            self._remember(key, replace(known, accepted=answer.prompt, accepted_until=until))
-            await self._keep(key, model)
+    async def _accept(self, key: str, model: str, known: Learned, answer: Answered) -> Learned:
+        """An answered request shows that the window is at least as large, if its count can be true.
+
+        Returns what is known now.
+        """
+        if not known.told(model) < answer.prompt <= MAX_RATIO * answer.estimate:
+            return known
+        until = self._now() + BELIEVED_S
+        self._remember(key, known._replace(accepted=answer.prompt, accepted_until=until))
+        await self._keep(key, model)
+        return self._fresh(key)
 
     async def _discover(self, key: str, model: str, ask: Callable[[], Awaitable[int | None]]) -> None:
         found = None
@@ -229,7 +233,7 @@ class Learning:
             found = await ask()
         known = self._known.get(key) or Learned(Calibration.prior(model))
         until = self._now() + BELIEVED_S
-        self._remember(key, replace(known, discovered=found, asked_until=until))
+        self._remember(key, known._replace(discovered=found, asked_until=until))
         await self._keep(key, model)
 
     def _look_behind(self, key: str, model: str) -> None:
@@ -252,10 +256,10 @@ class Learning:
     def _fresh(self, key: str) -> Learned:
         known, now = self._known[key], self._now()
         if known.window and known.until <= now:
-            known = replace(known, window=None)
+            known = known._replace(window=None)
         if known.discovered and known.asked_until <= now:
-            known = replace(known, discovered=None)
-        return replace(known, accepted=0) if known.accepted and known.accepted_until <= now else known
+            known = known._replace(discovered=None)
+        return known._replace(accepted=0) if known.accepted and known.accepted_until <= now else known
 
     def _remember(self, key: str, learned: Learned) -> None:
         if key not in self._known and len(self._known) >= MAX_MODELS:

@@ -6,8 +6,8 @@ a message is recognised by its bytes, which its record keeps anyway.
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 from proxy.core.digest import VERSION, prefix_digests
@@ -15,7 +15,7 @@ from proxy.core.message import Message
 from proxy.core.tokens import RULES, definition_piece, message_tokens, pieces
 from proxy.counting import Counting
 from proxy.dialects.chat import Body
-from proxy.dialects.chat_parts import part_tokens, weighed
+from proxy.dialects.chat_parts import Weighed, part_tokens, weighed
 from proxy.dialects.json_slices import elements
 from proxy.errors import Unreadable
 from proxy.lru import Lru
@@ -34,8 +34,12 @@ PLACE_BYTES = 100
 AT_ONCE_BYTES = 128 * 1024
 # for which each counts with so many beside its own: as long as these take, it takes by itself.
 DECODED_BYTES = 1_024
+# So many are looked at together first: most requests bring one or two.
+FEW = 8
 # Large messages that are decoded beside the loop at once.
 WORKERS = 2
+
+_PARTS = attrgetter("parts")
 
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
@@ -53,8 +57,7 @@ class Gauge(NamedTuple):
     rule: str
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(NamedTuple):  # made for each request: a dataclass costs four times as much
     """What a client's list holds.
 
     Attributes:
@@ -62,25 +65,21 @@ class Listed:
         body: The non-privileged ones.
         prefixes: Prefix digests of `body`.
         tokens: Sum over `messages`, before calibration.
+        guessed: Whether any holds parts that are no text, whose tokens are not counted but guessed.
     """
 
     messages: tuple[Message, ...]
     body: tuple[Message, ...]
     prefixes: tuple[bytes, ...]
     tokens: int
+    guessed: bool
 
 
-EMPTY = Listed((), (), (), 0)
+EMPTY = Listed((), (), (), 0, guessed=False)
 
 
 class _Known(NamedTuple):
-    """A list that was read.
-
-    Attributes:
-        listed: The list.
-        size: What it takes, in bytes.
-        since: The mark of the list that it grew from, or empty.
-    """
+    """A list that was read, what it takes in bytes, and the mark of the list that it grew from, or none."""
 
     listed: Listed
     size: int
@@ -133,8 +132,8 @@ class Reading:
         """A list with more messages behind it, and the bytes that these take."""
         new = await self.messages(raws, gauge)
         plain: list[Message] = []
-        prefixes: list[bytes] = [base.prefixes[-1] if base.prefixes else VERSION]
-        tokens = base.tokens
+        prefixes = [base.prefixes[-1] if base.prefixes else VERSION]
+        tokens, guessed = base.tokens, base.guessed
         for start, lot in _lots(new, _held_bytes):
             if start:
                 await asyncio.sleep(0)
@@ -142,9 +141,9 @@ class Reading:
             plain += those
             prefixes += prefix_digests(those, prefixes[-1])
             tokens += sum([each.tokens for each in lot])
-        listed = Listed(
-            base.messages + new, base.body + tuple(plain), base.prefixes + tuple(prefixes[1:]), tokens
-        )
+            guessed = guessed or any(map(_PARTS, lot))
+        body, digests = base.body + tuple(plain), base.prefixes + tuple(prefixes[1:])
+        listed = Listed(base.messages + new, body, digests, tokens, guessed)
         return listed, sum(map(len, raws)) + len(raws) * (RECORD_BYTES + PLACE_BYTES)
 
     async def messages(self, raws: Sequence[bytes], gauge: Gauge) -> tuple[Message, ...]:
@@ -171,7 +170,7 @@ class Reading:
 
     async def _read(self, raws: Sequence[bytes], gauge: Gauge) -> list[Message]:
         """The records of messages that are not known."""
-        read: list[tuple[Message, int]] = []
+        read: list[Weighed] = []
         for start, lot in _lots(raws, _decoded_bytes):
             if start:
                 await asyncio.sleep(0)
@@ -187,7 +186,8 @@ class Reading:
 
     async def counted(self, records: Sequence[Message], gauge: Gauge) -> list[Message]:
         """The records with their tokens."""
-        return await self._sized([(each, await self._parts(each, gauge)) for each in records], gauge)
+        weighed = [Weighed(each, each.digest, await self._parts(each, gauge)) for each in records]
+        return await self._sized(weighed, gauge)
 
     async def _parts(self, record: Message, gauge: Gauge) -> int:
         if not record.parts:
@@ -196,16 +196,16 @@ class Reading:
             return await self._beside(part_tokens, record.raw, gauge.model)
         return part_tokens(record.raw, gauge.model)
 
-    async def _sized(self, weighed: Sequence[tuple[Message, int]], gauge: Gauge) -> list[Message]:
-        """Records with their tokens; beside each stands what its parts that are not text weigh."""
+    async def _sized(self, weighed: Sequence[Weighed], gauge: Gauge) -> list[Message]:
+        """Records with their digests and tokens."""
         rule = RULES[gauge.rule]
         texts: list[str] = []
         numbers: list[int] = []
         for start, lot in _lots(weighed, _weighed_bytes):
             if start:
                 await asyncio.sleep(0)
-            for record, _ in lot:
-                own = pieces(record, rule)
+            for each in lot:
+                own = pieces(each.record, rule)
                 texts += own
                 numbers.append(len(own))
         counts = iter(await self._count(texts, gauge))
@@ -214,9 +214,9 @@ class Reading:
         for start, lot in _lots(weighed, _weighed_bytes):
             if start:
                 await asyncio.sleep(0)
-            for record, parts in lot:
+            for record, digest, parts in lot:
                 size = message_tokens(record, islice(counts, next(pairs)), rule, parts)
-                made.append(record.known(record.digest, size))
+                made.append(record.known(digest, size))
         return made
 
     async def _beside(self, work: Callable[[bytes, str], _Made], raw: bytes, model: str) -> _Made:
@@ -251,8 +251,8 @@ def _held_bytes(held: bytes | Message) -> int:
     return len(held if isinstance(held, bytes) else held.raw) + RECORD_BYTES
 
 
-def _weighed_bytes(weighed: tuple[Message, int]) -> int:
-    return _held_bytes(weighed[0])
+def _weighed_bytes(weighed: Weighed) -> int:
+    return _held_bytes(weighed.record)
 
 
 def _place_bytes(_: object) -> int:
@@ -261,7 +261,7 @@ def _place_bytes(_: object) -> int:
 
 def _lots(items: Sequence[_Item], size: Callable[[_Item], int]) -> Iterable[tuple[int, Sequence[_Item]]]:
     """The items a few at a time, each lot with the index of its first item; others may come between."""
-    if len(items) <= 1:
+    if len(items) <= 1 or (len(items) <= FEW and sum(map(size, items)) <= AT_ONCE_BYTES):
         return ((0, items),)
     return _cut(items, size)
 

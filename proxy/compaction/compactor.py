@@ -6,8 +6,9 @@ Whatever goes wrong here, the client's own bytes go on.
 """
 
 from collections.abc import Awaitable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
+from typing import NamedTuple
 
 import structlog
 
@@ -44,8 +45,7 @@ _PARTS, _TOKENS = attrgetter("parts"), attrgetter("tokens")
 _log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(NamedTuple):
     """What will be forwarded, before it is written.
 
     Attributes:
@@ -229,7 +229,7 @@ class Compactor:
             place=view.place.hex(),
         )
         footing = view.footing() if settled.whole else None
-        guessed = any(map(_PARTS, settled.messages))
+        guessed = any(map(_PARTS, settled.messages)) if settled.changed else view.guessed
         return Fit(raw, view.counted(settled.messages), report, footing, guessed, ahead)
 
 

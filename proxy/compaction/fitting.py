@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from proxy.compaction.summarising import SummaryRoute
 from proxy.config.model import ModelSettings
@@ -73,8 +74,7 @@ class Ask:
         return self.whom()
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):  # made for each request: a dataclass costs four times as much
     """What was done and why, for headers and logs; None where it is not known. Sizes are calibrated tokens.
 
     Attributes:
@@ -108,8 +108,7 @@ class Report:
     place: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Footing:
+class Footing(NamedTuple):
     """What a forwarded request stood on, so that its real size says something about the next one.
 
     Attributes:

@@ -75,14 +75,12 @@ def capped(view: View) -> Plan | None:
         return None
     known = view.earlier.edited if view.earlier else frozenset()
     huge = view.budget.usable * layout.huge_share
+    soft, ratio = view.soft(), view.ratio
+    large = [index for index in results if soft or view.body[index].tokens * ratio > huge]
+    if not large:
+        return None
     cap = layout.cap.of(view.trigger)
-    edits = [
-        index
-        for index in results
-        if index not in known
-        and view.body[index].tokens > cap
-        and (view.soft() or view.body[index].tokens * view.ratio > huge)
-    ]
+    edits = [index for index in large if index not in known and view.body[index].tokens > cap]
     return with_edits(unchanged(view.earlier), dict.fromkeys(edits, "cap")) if edits else None
 
 

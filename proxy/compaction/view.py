@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Self
 
 from proxy.compaction.fitting import Ask, Footing
+from proxy.compaction.terms import Terms
 from proxy.core.anchor import Anchor, bound, predicted
 from proxy.core.anchor import place_of as counted_at
 from proxy.core.budget import Budget
@@ -19,7 +20,7 @@ from proxy.core.planner import gained, task_index
 from proxy.core.policy import Policy
 from proxy.core.render import render
 from proxy.core.tail import Room
-from proxy.core.trigger import NOTHING_GAINED, Marks, Row, automatic, fired, mark, marks
+from proxy.core.trigger import NOTHING_GAINED, Marks, fired
 from proxy.reading import Gauge
 from proxy.wishes import NONE as NO_WISHES
 from proxy.wishes import Wishes
@@ -36,12 +37,14 @@ class View:
 
     Attributes:
         ask: The request.
-        policy: The strategy that holds.
+        terms: What holds for it whatever its messages are.
+        root: The conversation's root; None if it is too short to be remembered, or must not be.
         messages: The client's list.
         body: Its non-privileged messages.
         prefixes: Their prefix digests.
         tokens: Tokens of the client's list.
         overhead: Tokens beside the messages.
+        guessed: Whether a message holds images and the like, which we may price too high.
         calibration: What the upstream's count is to ours.
         budget: What may be spent, calibrated.
         most: What could be taken at best, calibrated: nothing is kept free for the error of estimates.
@@ -55,12 +58,14 @@ class View:
     """
 
     ask: Ask
-    policy: Policy
+    terms: Terms
+    root: bytes | None
     messages: tuple[Message, ...]
     body: tuple[Message, ...]
     prefixes: tuple[bytes, ...]
     tokens: int
     overhead: int
+    guessed: bool
     calibration: Calibration
     budget: Budget
     most: int
@@ -77,29 +82,22 @@ class View:
         """How this request is counted."""
         return gauge_of(self.ask)
 
-    @cached_property
-    def rows(self) -> tuple[Row, ...]:
-        """Trigger rows in force; the client may lower the trigger, never raise it."""
-        asked = self.ask.trigger_tokens
-        lower = asked is not None and asked < (mark(self.policy.trigger, self.budget) or 0)
-        return (Row(tokens=asked), *self.policy.trigger) if lower else self.policy.trigger
+    @property
+    def policy(self) -> Policy:
+        """The strategy that holds."""
+        return self.terms.policy
 
-    @cached_property
+    @property
     def automatic(self) -> bool:
         """Whether anything may be done that was not asked for."""
-        return automatic(self.rows)
+        return self.terms.automatic
 
-    @cached_property
+    @property
     def marks(self) -> Marks:
         """Where things happen, calibrated."""
-        return marks(self.rows, self.budget, self.policy.soft_share, self.policy.hard_percent)
+        return self.terms.marks
 
-    @cached_property
-    def root(self) -> bytes | None:
-        """The conversation's root; None if it is too short to be remembered, or must not be."""
-        return remembered_as(self.ask, self.prefixes)
-
-    @cached_property
+    @property
     def standing(self) -> bytes:
         """What makes the sizes of two requests of the conversation comparable (`core.anchor.place_of`)."""
         return counted_at(self.ask.origin, self.ask.model, self.place)
@@ -212,11 +210,11 @@ class View:
         """What makes a round due now, or None."""
         if self.automatic and self.over(self.effective):
             return "limit"
-        if self.held_back:
+        terms, size = self.terms, self.size(self.effective)
+        if terms.least is None or size < terms.least or self.held_back:
             return None
-        counts = any(row.counts for row in self.rows)
-        more = gained(self.body, self.earlier) if counts else NOTHING_GAINED
-        row = fired(self.rows, self.size(self.effective), more, self.budget)
+        more = gained(self.body, self.earlier) if terms.counts else NOTHING_GAINED
+        row = fired(terms.rows, size, more, self.budget)
         if row is None:
             return None
         return ",".join(row.named)

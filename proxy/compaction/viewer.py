@@ -9,11 +9,10 @@ from typing import NamedTuple
 from proxy.anchors import Anchors
 from proxy.compaction.checkpoint_index import CheckpointIndex
 from proxy.compaction.fitting import Ask
-from proxy.compaction.policies import policy_for
+from proxy.compaction.terms import terms_for
 from proxy.compaction.view import View, applied, gauge_of, remembered_as
 from proxy.core.anchor import Anchor
 from proxy.core.anchor import place_of as counted_at
-from proxy.core.budget import budget
 from proxy.core.checkpoint import Checkpoint, deepest, found_by
 from proxy.core.checkpoint_fields import from_fields
 from proxy.core.keys import checkpoint_keys, checkpoints_key, staged_key
@@ -39,6 +38,7 @@ class _Sought(NamedTuple):
 
     ask: Ask
     strategy: str
+    root: bytes | None
     body: tuple[Message, ...]
     prefixes: tuple[bytes, ...]
 
@@ -81,27 +81,30 @@ class Viewer:
             Unreadable: A message is none.
         """
         gauge = gauge_of(ask)
-        policy = policy_for(ask.settings, ask.strategy)
         listed = await self._reading.listed(ask.body, gauge)
         overhead = await self._reading.overhead(ask.body.prompt_members, gauge)
         learned = await self._learning.of(ask.tenant, ask.origin, ask.model)
         window = learned.window_for(ask.model, ask.settings.window)
-        spent = budget(window, policy.reserves, ask.body.max_output)
-        most = max(spent.limit, window - (ask.body.max_output or 0))
+        terms = terms_for(ask.settings, ask.strategy, window, ask.body.max_output, ask.trigger_tokens)
+        spent = terms.budget
         if refusals:
             spent = replace(spent, limit=int(spent.limit * TIGHT_SHARE**refusals))
-        matched = await self._matched(_Sought(ask, policy.name, listed.body, listed.prefixes), fresh=fresh)
+        root = remembered_as(ask, listed.prefixes)
+        sought = _Sought(ask, terms.policy.name, root, listed.body, listed.prefixes)
+        matched = await self._matched(sought, fresh=fresh)
         return View(
             ask=ask,
-            policy=policy,
+            terms=terms,
+            root=root,
             messages=listed.messages,
             body=listed.body,
             prefixes=listed.prefixes,
             tokens=listed.tokens,
             overhead=overhead,
+            guessed=listed.guessed,
             calibration=learned.calibration,
             budget=spent,
-            most=int(most * DOUBT_SHARES[refusals]),
+            most=int(terms.most * DOUBT_SHARES[refusals]),
             earlier=matched.checkpoint,
             effective=applied(matched.checkpoint, listed.messages),
             place=matched.place,
@@ -139,8 +142,7 @@ class Viewer:
 
     async def _matched(self, sought: _Sought, *, fresh: bool) -> _Matched:
         """What is stored of a request's conversation, and stands for it."""
-        ask = sought.ask
-        root = remembered_as(ask, sought.prefixes)
+        ask, root = sought.ask, sought.root
         if root is None:
             return _Matched()
         places, wishes = await self._stored(sought, root, fresh=fresh)
@@ -197,7 +199,7 @@ class Viewer:
 
 
 def _sought(view: View) -> _Sought:
-    return _Sought(view.ask, view.policy.name, view.body, view.prefixes)
+    return _Sought(view.ask, view.policy.name, view.root, view.body, view.prefixes)
 
 
 async def _nothing() -> Wishes:

@@ -57,6 +57,7 @@ def _depth(text: str) -> int:
 
 
 _TEXT = _field("text")
+_ROLES = {role: _field(role) for role in ("system", "developer", "user", "assistant", "tool", "function")}
 # Made once: `json.loads` and `json.dumps` would make theirs for every call.
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_fraction, parse_constant="\0{}".format)
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -109,7 +110,7 @@ def _call(call: Call) -> bytes:
 def _digest(message: Message, content: list[bytes]) -> bytes:
     fields = (
         VERSION,
-        _field(message.role),
+        _ROLES.get(message.role) or _field(message.role),
         sum(map(len, content)).to_bytes(8, "big"),
         *content,
         _field(message.refusal),

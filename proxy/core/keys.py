@@ -30,7 +30,11 @@ def _short(value: str | bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:_SCOPE_HEX_DIGITS]
 
 
-@lru_cache(maxsize=4_096)
+# The keys of what requests look at are asked for several times in each.
+_remembered = lru_cache(maxsize=4_096)
+
+
+@_remembered
 def _scope(first: str, second: str | bytes) -> str:
     """Start of a key. The first digest stands alone, so that all keys of a tenant share a beginning."""
     return f"v1:{{{_short(first)}.{_short(second)}}}"
@@ -57,6 +61,7 @@ def checkpoint_keys(tenant: str, root: bytes, strategy: str, places: Iterable[by
     return [start + place.hex() for place in places]
 
 
+@_remembered
 def checkpoints_key(tenant: str, root: bytes, strategy: str) -> str:
     """List: the places of a strategy's checkpoints, committed at once with each."""
     return f"{_scope(tenant, root)}:checkpoints:{strategy}"
@@ -87,11 +92,13 @@ def rounds_key(tenant: str, root: bytes) -> str:
     return f"{_scope(tenant, root)}:rounds"
 
 
+@_remembered
 def anchors_key(tenant: str, root: bytes) -> str:
     """Record: what providers last counted of the conversations with this root."""
     return f"{_scope(tenant, root)}:anchors"
 
 
+@_remembered
 def conversation_key(tenant: str, conversation: str) -> str:
     """Record: what is known of a conversation; its totals, and the root it was last seen with."""
     return f"{_scope(tenant, conversation)}:conversation"
@@ -107,6 +114,7 @@ def events_key(tenant: str, conversation: str) -> str:
     return f"{_scope(tenant, conversation)}:events"
 
 
+@_remembered
 def wishes_key(tenant: str, conversation: str) -> str:
     """Record: what people have asked of a conversation."""
     return f"{_scope(tenant, conversation)}:wishes"
@@ -117,6 +125,7 @@ def tenant_key(conversation: str) -> str:
     return f"{_scope('', conversation)}:tenant"
 
 
+@_remembered
 def model_key(tenant: str, origin: str, model: str) -> str:
     """Record: what a tenant's requests have taught of a model at an upstream, such as its window."""
     return f"{_scope(tenant, origin + ' ' + model)}:model"

@@ -45,7 +45,9 @@ def pieces(message: Message, rule: Rule = TIKTOKEN) -> tuple[str, ...]:
     Content that is not text is no piece: the dialect knows its price (`core.media`). Ids are not counted: no
     model is shown them as text.
     """
-    texts = [message.text, *(text for call in message.calls for text in (call.name, call.arguments))]
+    texts = [message.text]
+    for call in message.calls:
+        texts += (call.name, call.arguments)
     if rule.whole:
         texts += [message.refusal, message.name, "" if message.role in _ROLES else message.role]
     return tuple(filter(None, texts))

@@ -5,8 +5,7 @@ that does not grow with the conversation is a window; one that is merely low may
 it follows the next messages. An answer out of a cache carries the count of another request.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from proxy.core.calibration import MIN_USAGE_TOKENS, Calibration
 
@@ -25,8 +24,7 @@ TRUSTED_AFTER = 3  # observations
 Verdict = Literal["whole", "doubtful", "truncated"]
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(NamedTuple):
     """One answered request, in tokens.
 
     Attributes:

@@ -8,7 +8,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -41,8 +40,7 @@ MAX_MODEL_CHARACTERS = 256
 _DIGITS = 18
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
+class Body(NamedTuple):  # made for each request: a dataclass costs four times as much
     """A request body, cut up.
 
     Attributes:

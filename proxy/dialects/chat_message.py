@@ -19,6 +19,8 @@ MAX_PARTS = 10_000
 LONG_ARGUMENT = 200
 # Roles that make no calls, whatever fields their messages carry.
 _CALL_NOTHING = frozenset({"system", "developer", "user", "tool", "function"})
+# Fields that carry calls.
+_CALLING = frozenset({"tool_calls", "function_call"})
 
 Cut = Callable[[str], str]
 
@@ -41,20 +43,20 @@ def message(raw: bytes) -> Message:
     Raises:
         Unreadable: The bytes are no message.
     """
-    return record_of(raw, decoded(raw))
+    record = record_of(raw, decoded(raw))
+    return record.known(message_digest(record), 0)
 
 
 def record_of(raw: bytes, fields: Mapping[str, Any]) -> Message:
-    """The same for a message that is `decoded` already.
+    """The same for a message that is `decoded` already, without its digest.
 
     Raises:
         Unreadable: It is no message.
     """
     try:
-        record = _record(raw, fields)
+        return _record(raw, fields)
     except RecursionError:  # what could just be decoded cannot always be written again
         raise Unreadable("too-deep") from None
-    return record.known(message_digest(record), 0)
 
 
 def _record(raw: bytes, fields: Mapping[str, Any]) -> Message:
@@ -62,7 +64,7 @@ def _record(raw: bytes, fields: Mapping[str, Any]) -> Message:
     text, parts = _content(fields.get("content"))
     answers = (_string(fields.get("tool_call_id")),) if role in {"tool", "function"} else ()
     audio = fields.get("audio")
-    if isinstance(audio, Mapping) and audio.get("id"):
+    if audio and isinstance(audio, Mapping) and audio.get("id"):
         parts = (*parts, Part("audio", _sha256(_string(audio.get("id"))), len(text)))
     return Message(
         role=role,
@@ -70,7 +72,7 @@ def _record(raw: bytes, fields: Mapping[str, Any]) -> Message:
         parts=parts,
         refusal=_string(fields.get("refusal")),
         name=_string(fields.get("name")),
-        calls=() if role in _CALL_NOTHING else tuple(_calls(fields)),
+        calls=() if role in _CALL_NOTHING or _CALLING.isdisjoint(fields) else tuple(_calls(fields)),
         answers=answers,
         raw=raw,
     )

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from proxy.core.digest import message_digest
 from proxy.core.media import audio_tokens, file_tokens, image_url_tokens
 from proxy.core.message import Message
 from proxy.dialects.chat_message import decoded, record_of
@@ -15,15 +16,29 @@ UNKNOWN_PART_TOKENS = 1_000
 _BASE64_RATIO = 0.75
 
 
-def weighed(raw: bytes, model: str) -> tuple[Message, int]:
-    """The record of one message, and the tokens of all its parts that are not text, before calibration.
+class Weighed(NamedTuple):
+    """A message that is yet to be counted.
+
+    Attributes:
+        record: Its core record, without digest and tokens.
+        digest: Its digest.
+        parts: Tokens of all its parts that are not text, before calibration.
+    """
+
+    record: Message
+    digest: bytes
+    parts: int
+
+
+def weighed(raw: bytes, model: str) -> Weighed:
+    """One message, and what its parts that are not text weigh.
 
     Raises:
         Unreadable: The bytes are no message.
     """
     fields = decoded(raw)
     record = record_of(raw, fields)
-    return record, _sum(fields, model) if record.parts else 0
+    return Weighed(record, message_digest(record), _sum(fields, model) if record.parts else 0)
 
 
 def part_tokens(raw: bytes, model: str) -> int:

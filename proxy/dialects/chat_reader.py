@@ -89,11 +89,15 @@ class _Tail(NamedTuple):
         place: Where in the body the value of `messages` stands.
         late: Messages that came behind the beginning.
         named: What the body's members say.
+        stop: Where the last message ends; 0 if not soon before the array does.
+        closing: What stands behind it; None if that is much.
     """
 
     place: Slice
     late: tuple[bytes, ...]
     named: Named
+    stop: int
+    closing: _Closing | None
 
 
 class _Found(NamedTuple):
@@ -129,10 +133,9 @@ class Reader:
         Raises:
             Unreadable: See `chat.read`.
         """
-        size = len(raw)
+        size, whose = len(raw), (tenant, conversation)
         if size <= LITTLE_BYTES:
-            return self.read(raw, tenant, conversation)
-        whose = (tenant, conversation)
+            return self._noted(whose, self._found(raw, whose))
         found = self._grown(raw, whose) if size <= GROWN_BYTES else None
         if found is None:
             async with self._turns:
@@ -186,17 +189,12 @@ class Reader:
             return None
         if not tail.late:
             return _Found(made(raw, tail.place, (), tail.named, known.mark, known.mark), known)
-        if not (stop := _end(raw, tail.place)):
+        if not (stop := tail.stop):
             return None
         mark = hasher.update(memoryview(raw)[known.stop : stop]).digest()
-        grown = known._replace(
-            mark=mark,
-            place=_place(raw, stop, known.place[:2]),
-            stop=stop,
-            held=known.held + len(tail.late),
-            since=known.place,
-            closing=_closing(raw, stop, tail.place, tail.named),
-        )
+        place = _place(raw, stop, known.place[:2])
+        held = known.held + len(tail.late)
+        grown = _Beginning(mark, place, stop, known.start, held, known.before, known.place, tail.closing)
         return _Found(made(raw, tail.place, tail.late, tail.named, mark, known.mark), grown)
 
     def _anew(self, raw: bytes, whose: _Whose) -> _Found:
@@ -253,9 +251,10 @@ def _alike(raw: bytes, known: _Beginning) -> _Tail | None:
     The earlier body was right, and stays so with more elements at the end of its array.
     """
     closing = known.closing
-    if closing is None or raw[known.stop : known.stop + 1] != b"," or not raw.endswith(closing.raw):
+    if closing is None or not raw.startswith(b",", known.stop) or not raw.endswith(closing.raw):
         return None
-    text = b"[%b]" % raw[known.stop + 1 : -len(closing.raw)]
+    stop = len(raw) - len(closing.raw)
+    text = b"[%b]" % raw[known.stop + 1 : stop]
     try:
         if not text.isascii():
             text.decode()
@@ -264,8 +263,9 @@ def _alike(raw: bytes, known: _Beginning) -> _Tail | None:
         return None
     if not late or known.held + len(late) > MAX_MESSAGES or not are_objects(late):
         return None
-    stop = len(raw) - len(closing.raw) + closing.array
-    return _Tail(Slice(known.start, stop), late, closing.named)
+    if not text.endswith(b"}]"):  # something stands between
+        return None
+    return _Tail(Slice(known.start, stop + closing.array), late, closing.named, stop, closing)
 
 
 def _tail(raw: bytes, known: _Beginning) -> _Tail | None:
@@ -291,4 +291,6 @@ def _tail(raw: bytes, known: _Beginning) -> _Tail | None:
         return None
     shift = at + more - len(_OPENING)
     named = named_by(small_members(raw, known.before) | small_members(text, found))
-    return _Tail(Slice(known.start, place.stop + shift), late, named)
+    whole = Slice(known.start, place.stop + shift)
+    stop = _end(raw, whole)
+    return _Tail(whole, late, named, stop, _closing(raw, stop, whole, named))

@@ -1,7 +1,7 @@
 """What is done once the client has its answer: learning from it, and work ahead of need."""
 
 from contextlib import aclosing
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import httpx
 import structlog
@@ -28,8 +28,7 @@ MAX_PROBE_BYTES = 262_144
 _log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(NamedTuple):
     """A request that the client has its answer to.
 
     Attributes:
@@ -111,12 +110,14 @@ class Aftermath:
             await self._compactor.prepare(ask)
 
     def _discover(self, answered: Answered, ask: Ask) -> None:
+        if ask.settings.window is not None:
+            return
+
         async def window() -> int | None:
             headers = credentials(self._upstream, answered.scope["headers"])
             return await self._discovery.window(self._upstream.base_url, headers, ask.model)
 
-        if ask.settings.window is None:
-            self._learning.discover(ask.tenant, ask.origin, ask.model, window)
+        self._learning.discover(ask.tenant, ask.origin, ask.model, window)
 
     async def _probed(self, scope: Scope, fit: Fit) -> Usage | None:
         """What the upstream counts of the forwarded request when it is asked once more, for 16 tokens.

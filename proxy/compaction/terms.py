@@ -1,0 +1,67 @@
+"""What holds for a request whatever its messages are: strategy, what it may spend, when rounds are due."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from proxy.compaction.policies import policy_for
+from proxy.config.model import ModelSettings
+from proxy.core.budget import Budget, budget
+from proxy.core.policy import Policy
+from proxy.core.trigger import Marks, Row, automatic, mark, marks
+
+
+class Terms(NamedTuple):
+    """What holds for a request whatever its messages are; sizes are calibrated tokens.
+
+    Attributes:
+        policy: The strategy.
+        budget: What may be spent.
+        most: What could be taken at best: nothing is kept free for the error of estimates.
+        rows: Trigger rows in force; the client may lower the trigger, never raise it.
+        automatic: Whether anything may be done that was not asked for.
+        counts: Whether it matters what the conversation has gained.
+        least: The fewest tokens at which a row can fire; None if none can.
+        marks: Where things happen.
+    """
+
+    policy: Policy
+    budget: Budget
+    most: int
+    rows: tuple[Row, ...]
+    automatic: bool
+    counts: bool
+    least: int | None
+    marks: Marks
+
+
+@lru_cache(maxsize=1_024)
+def terms_for(
+    settings: ModelSettings, strategy: str | None, window: int, max_output: int | None, trigger: int | None
+) -> Terms:
+    """The terms of requests that are alike in all of this; they follow from nothing else.
+
+    Args:
+        settings: What is configured for the model; compared by identity.
+        strategy: Name of the row that the request asked for; None: the configured one.
+        window: Of the model, in tokens, as it is known now.
+        max_output: The largest output asked for, in tokens; None if the request does not say.
+        trigger: A lower trigger that the client asked for, in tokens.
+
+    Raises:
+        KeyError: There is no strategy of that name.
+    """
+    policy = policy_for(settings, strategy)
+    spent = budget(window, policy.reserves, max_output)
+    rows = policy.trigger
+    if trigger is not None and trigger < (mark(rows, spent) or 0):
+        rows = (Row(tokens=trigger), *rows)
+    return Terms(
+        policy=policy,
+        budget=spent,
+        most=max(spent.limit, window - (max_output or 0)),
+        rows=rows,
+        automatic=automatic(rows),
+        counts=any(row.counts for row in rows),
+        least=mark(rows, spent),
+        marks=marks(rows, spent, policy.soft_share, policy.hard_percent),
+    )
