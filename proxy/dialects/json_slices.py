@@ -1,24 +1,24 @@
 """JSON as slices: where the members of an object and the elements of an array stand, as bytes.
 
 Values are checked to be JSON but never built, so whatever they hold survives: big integers, duplicate keys
-inside them, the order of keys, white space. msgspec does it fast; what it refuses although JSON allows it
-(lone surrogates) is done by the standard decoder.
+inside them, the order of keys, white space. msgspec does it fast, but for escapes: where there are many of
+them, or some that it refuses although JSON allows it (lone surrogates), it does not get to see them.
 """
 
 import codecs
 import json
 import re
-from collections.abc import Iterator
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
+from proxy.dialects.json_pieces import smoothed
 from proxy.errors import Unreadable
 
-_KEY = re.compile(rb'\s*[{,]\s*"[^"\\]*+(?:\\.[^"\\]*+)*+"\s*:\s*')
+_KEY = re.compile(rb'\s*[{,]\s*("[^"\\]*+(?:\\.[^"\\]*+)*+")\s*:\s*')
 _SPACE = re.compile(rb"[ \t\n\r]*")
+_BEFORE_ELEMENT = re.compile(rb"\s*[\[,]\s*")
 _UTF8 = codecs.getincrementaldecoder("utf-8")
-_TEXT_SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -29,12 +29,16 @@ def _refuse(constant: str) -> NoReturn:
 DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 # Containers whose values are left as they are.
-MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 # Bytes that are looked at together, and elements that are copied together: the interpreter lock is held
 # for as long as a call takes.
 _TOGETHER_BYTES = 256 * 1024
 _TOGETHER = 4_096
+# Less is decoded as it is, in bytes, however many escapes there are.
+SHORT_BYTES = 256 * 1024
+
+_Container = TypeVar("_Container")
 
 
 class Slice(NamedTuple):
@@ -48,25 +52,23 @@ def members(raw: bytes) -> dict[str, Slice]:
     """The members of a JSON object.
 
     Raises:
-        Unreadable: `not-json`, or `duplicate-keys`.
+        Unreadable: `not-json`, or `duplicate-keys`; also where keys differ in nothing but their escapes, and
+            these had to be passed over.
         RecursionError: It is nested too deeply.
     """
     if not raw.isascii():
         _check_text(raw)  # msgspec does not look into the strings that it leaves raw
-    try:
-        decoded = MEMBERS.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return _members_slowly(raw)
+    smooth, decoded = _decoded(_MEMBERS, raw, "not-json")
     found: dict[str, Slice] = {}
     stop = 0
     for key, value in decoded.items():
         name = _KEY.match(raw, stop)
         start = name.end() if name else 0
         stop = start + len(value)
-        if name is None or not raw.startswith(value, start):
+        if name is None or not smooth.startswith(value, start):
             raise Unreadable("duplicate-keys")
-        found[key] = Slice(start, stop)
-    if found and raw[stop:].strip(b" \t\n\r") != b"}":
+        found[key if smooth is raw else DECODER.decode(name[1].decode())] = Slice(start, stop)
+    if len(found) < len(decoded) or (found and raw[stop:].strip(b" \t\n\r") != b"}"):
         raise Unreadable("duplicate-keys")
     return found
 
@@ -84,11 +86,41 @@ def elements(raw: bytes | memoryview) -> tuple[bytes, ...]:
         Unreadable: `no-array`.
         RecursionError: It is nested too deeply.
     """
+    whole = bytes(raw)
+    smooth, decoded = _decoded(_ELEMENTS, whole, "no-array")
+    return _copied(decoded) if smooth is whole else _found(whole, decoded)
+
+
+def _decoded(
+    decoder: msgspec.json.Decoder[_Container], raw: bytes, reason: str
+) -> tuple[bytes | bytearray, _Container]:
+    """A container, and the JSON that its values were left in: with escapes passed over, or `raw` itself.
+
+    Raises:
+        Unreadable: For this reason.
+        RecursionError: It is nested too deeply.
+    """
     try:
-        return _copied(ELEMENTS.decode(raw))
+        smooth = smoothed(raw) if len(raw) > SHORT_BYTES else raw
+        return smooth, decoder.decode(smooth)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        text = _text(bytes(raw))
-        return tuple(text[start:stop].encode() for _, start, stop in _items(text, "[]"))
+        smooth = smoothed(raw, all_of_it=True)
+    try:
+        return smooth, decoder.decode(smooth)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise Unreadable(reason) from None
+
+
+def _found(raw: bytes, values: list[msgspec.Raw]) -> tuple[bytes, ...]:
+    """The elements that are as long as these values."""
+    copies: list[bytes] = []
+    stop = 0
+    for value in values:
+        before = _BEFORE_ELEMENT.match(raw, stop)
+        start = before.end() if before else stop  # there always is a bracket or a comma
+        stop = start + len(value)
+        copies.append(raw[start:stop])
+    return tuple(copies)
 
 
 def _copied(values: list[msgspec.Raw]) -> tuple[bytes, ...]:
@@ -109,68 +141,3 @@ def _check_text(raw: bytes) -> None:
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
         raise Unreadable("not-json") from None
-
-
-def _text(raw: bytes) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        raise Unreadable("not-json") from None
-
-
-def _members_slowly(raw: bytes) -> dict[str, Slice]:
-    text = _text(raw)
-    found: dict[str, Slice] = {}
-    at = offset = 0
-    for key, start, stop in _items(text, "{}"):
-        if key in found:
-            raise Unreadable("duplicate-keys")
-        first = offset + len(text[at:start].encode())
-        offset = first + len(text[start:stop].encode())
-        found[key] = Slice(first, offset)
-        at = stop
-    return found
-
-
-def _items(text: str, brackets: str) -> Iterator[tuple[str, int, int]]:
-    """Key (empty in an array) and character offsets of each item of one container."""
-    try:
-        at = _after(text, 0, brackets[0])
-        more = text[at] != brackets[1]
-        while more:
-            key, at = _key(text, at) if brackets == "{}" else ("", at)
-            _, stop = DECODER.raw_decode(text, at)
-            yield key, at, stop
-            at = _space(text, stop)
-            more = text[at] == ","
-            at = _after(text, at, ",") if more else at
-        _end(text, at, brackets[1])
-    except (ValueError, TypeError, IndexError):
-        raise Unreadable("no-array" if brackets == "[]" else "not-json") from None
-
-
-def _key(text: str, at: int) -> tuple[str, int]:
-    """A key, and the place of its value."""
-    key, stop = DECODER.raw_decode(text, at)
-    if not isinstance(key, str):
-        raise TypeError(key)
-    return key, _after(text, stop, ":")
-
-
-def _space(text: str, at: int) -> int:
-    space = _TEXT_SPACE.match(text, at)
-    return space.end() if space else at
-
-
-def _after(text: str, at: int, mark: str) -> int:
-    """The place of the next value behind a mark that must stand here."""
-    at = _space(text, at)
-    if text[at] != mark:
-        raise ValueError(mark)
-    return _space(text, at + 1)
-
-
-def _end(text: str, at: int, mark: str) -> None:
-    """See that a mark stands here and nothing but space behind it."""
-    if _after(text, at, mark) < len(text):
-        raise ValueError(mark)

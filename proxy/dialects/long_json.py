@@ -7,27 +7,20 @@ and what is refused, is the same as for the whole.
 
 import base64
 import hashlib
-import re
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from proxy.dialects.json_slices import DECODER, ELEMENTS, MEMBERS
+from proxy.dialects.json_pieces import PIECE_BYTES, pieces
+from proxy.dialects.json_slices import DECODER, elements, members
 from proxy.errors import Unreadable
 
 # What is shorter is decoded at once.
 LONG_BYTES = 128 * 1024
-# Of a string, in bytes; of base64, in characters; whole groups of four.
-PIECE_BYTES = 64 * 1024
 # How deep long values are looked for: content, part, what it carries, its text.
 _DEPTH = 4
 # Containers with more items than this are decoded at once: there it is the items that take long.
 _MANY = 10_000
-# No escape is longer, in bytes: a pair of surrogates.
-_ESCAPE_BYTES = 12
-_LOW_SURROGATE = re.compile(rb"\\u[dD][c-fC-F]..", re.DOTALL)
-_CONTINUES, _CONTINUATION = 0xC0, 0x80
 
 
 def value(raw: bytes, depth: int = _DEPTH) -> Any:
@@ -36,26 +29,29 @@ def value(raw: bytes, depth: int = _DEPTH) -> Any:
     Raises:
         Unreadable: `not-json` or `too-deep`.
     """
-    if len(raw) <= LONG_BYTES or not depth:
+    if len(raw) <= LONG_BYTES:
         return plain(raw)
-    try:
-        return _inside(raw, depth)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return plain(raw)  # refuses what is no JSON, but not lone surrogates
-
-
-def _inside(raw: bytes, depth: int) -> Any:
     if raw.startswith(b'"') and raw.endswith(b'"'):
-        return "".join([_string(b'"%b"' % raw[start:stop]) for start, stop in pieces(raw)])
-    if raw.startswith(b"{"):
-        members = MEMBERS.decode(raw)
-        if len(members) <= _MANY:
-            return {key: value(bytes(each), depth - 1) for key, each in members.items()}
-    if raw.startswith(b"["):
-        elements = ELEMENTS.decode(raw)
-        if len(elements) <= _MANY:
-            return [value(bytes(each), depth - 1) for each in elements]
+        return "".join([_string(b'"%b"' % raw[start:stop]) for start, stop in pieces(raw, 1, len(raw) - 1)])
+    held = _held(raw) if depth else None
+    if isinstance(held, dict):
+        return {key: value(each, depth - 1) for key, each in held.items()}
+    if isinstance(held, tuple):
+        return [value(each, depth - 1) for each in held]
     return plain(raw)
+
+
+def _held(raw: bytes) -> dict[str, bytes] | tuple[bytes, ...] | None:
+    """What a container holds; None where that is better decoded, or judged, at once."""
+    found: dict[str, bytes] | tuple[bytes, ...] = ()
+    try:
+        if raw.startswith(b"{"):
+            found = {key: raw[at.start : at.stop] for key, at in members(raw).items()}
+        elif raw.startswith(b"["):
+            found = elements(raw)
+    except (Unreadable, RecursionError):
+        return None
+    return found if 0 < len(found) <= _MANY else None
 
 
 def plain(raw: bytes) -> Any:
@@ -80,31 +76,6 @@ def _string(raw: bytes) -> str:
     if not isinstance(text, str):
         raise Unreadable("not-json")
     return text
-
-
-def pieces(raw: bytes) -> Iterator[tuple[int, int]]:
-    """Where the pieces of a JSON string stand, its quotes left out; none ends inside a character."""
-    start, end = 1, len(raw) - 1
-    while start < end:
-        stop = _stop(raw, start, start + PIECE_BYTES) if start + PIECE_BYTES < end else end
-        yield start, min(stop, end)
-        start = stop
-
-
-def _stop(raw: bytes, start: int, stop: int) -> int:
-    """A place near `stop` where a string can be cut, if it can be at `start`."""
-    last = raw.rfind(b"\\", stop - _ESCAPE_BYTES, stop)
-    if last >= 0:
-        run = raw[start : last + 1]
-        if (len(run) - len(run.rstrip(b"\\"))) % 2 == 0:
-            return last + 1  # it is escaped itself
-        # It begins an escape. Only the second half of a pair belongs to what stands before.
-        pair = _LOW_SURROGATE.match(raw, last)
-        return pair.end() if pair else last
-    for back in range(stop, stop - 4, -1):
-        if raw[back] & _CONTINUES != _CONTINUATION:
-            return back
-    return stop
 
 
 def base64_sha256(text: str) -> bytes:

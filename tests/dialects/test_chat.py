@@ -84,7 +84,6 @@ def test_only_the_value_of_messages_is_replaced() -> None:
         (b'{"messages":[{"content":NaN}]}', "not-json"),
         (b'{"messages":[{"content":"\xff"}]}', "not-json"),
         (b'{"messages":[{}],"user":"\xff"}', "not-json"),
-        (b'{"messages":[{"seed":%b,"s":"\\ud800"}]}' % (b"9" * 5_000), "not-json"),
         (b"{}", "no-messages"),
         (b'{"messages":[]}', "no-messages"),
         (b'{"messages":[1]}', "no-messages"),

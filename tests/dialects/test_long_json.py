@@ -11,19 +11,21 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects import long_json
+from proxy.dialects import json_pieces, json_slices, long_json
 from proxy.errors import Unreadable
 
 UNHURRIED = settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
-SHORTEST_PIECE = long_json._ESCAPE_BYTES + 4  # room for an escape and a step
+SHORTEST_PIECE = json_pieces._ESCAPE_BYTES + 4  # room for an escape and a step
 
 
 @pytest.fixture(autouse=True)
 def little_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_json, "LONG_BYTES", 4)
     monkeypatch.setattr(long_json, "PIECE_BYTES", SHORTEST_PIECE)
+    monkeypatch.setattr(json_pieces, "PIECE_BYTES", SHORTEST_PIECE)
+    monkeypatch.setattr(json_slices, "SHORT_BYTES", 4)
     monkeypatch.setattr(long_json, "_MANY", 3)
 
 
@@ -81,13 +83,24 @@ def test_any_value_is_what_it_is_as_a_whole_and_any_damage_is_found(
         assert repr(outcome(each, whole=False)) == repr(outcome(each, whole=True))
 
 
-@pytest.mark.parametrize("piece", [b"\\ud83d\\ude00", "中".encode(), b"\\\\", b"\\n", b"a"])
-def test_every_piece_but_the_last_is_about_as_long_as_it_may_be(piece: bytes) -> None:
-    raw = b'"%b"' % (piece * 100)
-    sizes = [stop - start for start, stop in long_json.pieces(raw)]
-    assert sum(sizes) == len(raw) - 2
-    near = long_json._ESCAPE_BYTES
-    assert all(SHORTEST_PIECE - near <= size <= SHORTEST_PIECE + near for size in sizes[:-1])
+@pytest.mark.parametrize("escape", ["", "\\n", "\\u4e2d", "\\/"])
+@pytest.mark.parametrize(
+    "around", ["%s", '{"content":%s}', '{"content":[{"type":"image_url","image_url":{"url":%s}}]}']
+)
+def test_a_long_string_is_nowhere_decoded_in_one_call(
+    monkeypatch: pytest.MonkeyPatch, escape: str, around: str
+) -> None:
+    raw = (around % f'"{f"a{escape}" * 100}"').encode()
+    sizes: list[int] = []
+
+    def noted(part: bytes) -> Any:
+        sizes.append(len(part))
+        return plain(part)
+
+    plain = long_json.plain
+    monkeypatch.setattr(long_json, "plain", noted)
+    assert long_json.value(raw) == json.loads(raw)
+    assert max(sizes) <= SHORTEST_PIECE + json_pieces._ESCAPE_BYTES + len('""')
 
 
 def texts_in_base64() -> Iterator[str]:
