@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from operator import attrgetter
 from typing import Self
 
@@ -21,6 +20,7 @@ from proxy.core.policy import Policy
 from proxy.core.render import render
 from proxy.core.tail import Room
 from proxy.core.trigger import NOTHING_GAINED, Marks, fired
+from proxy.kept import kept
 from proxy.reading import Gauge
 from proxy.wishes import NONE as NO_WISHES
 from proxy.wishes import Wishes
@@ -112,7 +112,7 @@ class View:
         """The id that the headers gave, else the one that the stored rounds carry along."""
         return self.ask.conversation or (self.earlier.conversation if self.earlier else None)
 
-    @cached_property
+    @kept
     def fixed(self) -> int:
         """Counted tokens of what no round removes."""
         latest = latest_user(self.body)
@@ -121,7 +121,7 @@ class View:
         privileged = self.tokens - sum(map(_tokens, self.body))
         return privileged + self.overhead + sum(self.body[index].tokens for index in stay)
 
-    @cached_property
+    @kept
     def room(self) -> Room:
         """How large things are for the planner: counted, because the messages are."""
         target = self.policy.target.of(self.marks.trigger) if self.policy.target else None
@@ -152,7 +152,7 @@ class View:
             return self.tokens + self.overhead
         return self._effective_tokens if messages is self.effective else self._sum(messages)
 
-    @cached_property
+    @kept
     def _effective_tokens(self) -> int:
         return self._sum(self.effective)
 
@@ -163,7 +163,7 @@ class View:
         """The same, calibrated; where the request before is known, by what this one has more or less."""
         return self._effective_size if messages is self.effective else self._size(messages)
 
-    @cached_property
+    @kept
     def _effective_size(self) -> int:
         return self._size(self.effective)
 
@@ -183,14 +183,12 @@ class View:
 
     def over(self, messages: Sequence[Message]) -> bool:
         """Whether a request with these messages might not fit, estimates being what they are."""
-        return self._effective_over if messages is self.effective else self._over(messages)
+        bound = self._effective_bound if messages is self.effective else self.bound(messages)
+        return bound > self.budget.limit
 
-    @cached_property
-    def _effective_over(self) -> bool:
-        return self._over(self.effective)
-
-    def _over(self, messages: Sequence[Message]) -> bool:
-        return self.bound(messages) > self.budget.limit
+    @kept
+    def _effective_bound(self) -> int:
+        return self.bound(self.effective)
 
     def hopeless(self, messages: Sequence[Message]) -> bool:
         """Whether a request with these messages will not fit, as far as we can tell."""

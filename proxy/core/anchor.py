@@ -7,7 +7,7 @@ request was more than 2 % larger than it said. Digests are those of `core.digest
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -63,10 +63,13 @@ def stands(anchor: Anchor, prefixes: Sequence[bytes], place: bytes) -> bool:
     return reached and anchor.place == place and prefixes[anchor.length - 1] == anchor.prefix
 
 
-def deepest(anchors: Iterable[Anchor], prefixes: Sequence[bytes], place: bytes) -> Anchor | None:
+def deepest(anchors: Sequence[Anchor], prefixes: Sequence[bytes], place: bytes) -> Anchor | None:
     """The anchor that stands and covers most; of equal ones the last given."""
-    standing = [anchor for anchor in anchors if stands(anchor, prefixes, place)]
-    return max(reversed(standing), key=lambda anchor: anchor.length, default=None)
+    found: Anchor | None = None
+    for anchor in reversed(anchors):
+        if (found is None or anchor.length > found.length) and stands(anchor, prefixes, place):
+            found = anchor
+    return found
 
 
 def predicted(anchor: Anchor, estimate: int, calibration: Calibration) -> int:

@@ -1,8 +1,9 @@
 """What a client tells us in `x-compaction*` headers, and what we tell it."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from proxy.compaction.fitting import Mode, Report, Status
 from proxy.core.policy import STRATEGIES
@@ -12,10 +13,32 @@ from proxy.relay.pins import PIN_HEADER, pins
 
 _REQUESTED = {mode.value: mode for mode in (Mode.FORCE, Mode.BYPASS, Mode.SHADOW)}
 _TRIGGER = re.compile(r"0{0,9}[1-9][0-9]{0,8}")
-# The SDKs say how long they wait for an answer, in seconds.
-_PATIENCE_HEADERS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
+# What `_control` takes. The last two are the SDKs': how long they wait for an answer, in seconds.
+_SHORT_FIELDS = (
+    b"x-compaction",
+    b"x-compaction-strategy",
+    b"x-compaction-trigger-tokens",
+    b"x-stainless-read-timeout",
+    b"x-stainless-timeout",
+)
 # Fields by which a request asks for anything but the usual.
 ASKING = frozenset({b"x-compaction", b"x-compaction-strategy", b"x-compaction-trigger-tokens", PIN_HEADER})
+# What requests are told, in the order of `report_headers`.
+_REPORTED = (
+    b"x-compaction-status",
+    b"x-compaction-session",
+    b"x-compaction-strategy",
+    b"x-compaction-round",
+    b"x-compaction-messages-before",
+    b"x-compaction-messages-after",
+    b"x-compaction-tokens-before",
+    b"x-compaction-tokens-after",
+    b"x-compaction-tokens-saved",
+    b"x-compaction-context-limit",
+    b"x-compaction-until-trigger-percent",
+    b"x-compaction-overhead-ms",
+    b"x-compaction-reason",
+)
 # What a request is told that went on unread.
 UNREAD: Headers = [(b"x-compaction-status", Status.NONE.value.encode())]
 
@@ -44,9 +67,8 @@ class Control:
         return any((self.mode, self.trigger_tokens, self.strategy, self.pins))
 
 
-def _word(first: Mapping[bytes, bytes], name: bytes) -> str | None:
-    found = first.get(name)
-    return None if found is None else found.decode("latin-1").strip().lower()
+def _word(field: bytes | None) -> str | None:
+    return None if field is None else field.decode("latin-1").strip().lower()
 
 
 def _refused(name: str, wanted: str) -> RequestRefused:
@@ -60,28 +82,39 @@ def control(headers: Sequence[tuple[bytes, bytes]]) -> Control:
         RequestRefused: 400, one of them cannot be understood.
     """
     first = first_values(headers)
-    mode = _word(first, b"x-compaction")
+    usual = _control(*map(first.get, _SHORT_FIELDS))
+    return replace(usual, pins=pins(headers)) if PIN_HEADER in first else usual
+
+
+@lru_cache(maxsize=128)
+def _control(
+    asked_mode: bytes | None,
+    asked_strategy: bytes | None,
+    asked_tokens: bytes | None,
+    *patience: bytes | None,
+) -> Control:
+    """The client's wishes without pins; most requests of a client ask for the same."""
+    mode = _word(asked_mode)
     if mode is not None and mode not in _REQUESTED:
         raise _refused("x-compaction", "force, bypass or shadow")
-    strategy = _word(first, b"x-compaction-strategy")
+    strategy = _word(asked_strategy)
     if strategy is not None and strategy not in STRATEGIES:
         raise _refused("x-compaction-strategy", "one of " + ", ".join(sorted(STRATEGIES)))
-    tokens = _word(first, b"x-compaction-trigger-tokens")
+    tokens = _word(asked_tokens)
     if tokens is not None and not _TRIGGER.fullmatch(tokens):
         raise _refused("x-compaction-trigger-tokens", "a whole number of tokens above 0")
     return Control(
         mode=_REQUESTED[mode] if mode else None,
         trigger_tokens=int(tokens) if tokens else None,
         strategy=strategy,
-        patience_s=_patience(first),
-        pins=pins(headers) if PIN_HEADER in first else (),
+        patience_s=_patience(patience),
     )
 
 
-def _patience(first: Mapping[bytes, bytes]) -> float | None:
-    for name in _PATIENCE_HEADERS:
+def _patience(fields: Iterable[bytes | None]) -> float | None:
+    for field in fields:
         try:
-            seconds = float(_word(first, name) or 0)
+            seconds = float(_word(field) or 0)
         except ValueError:
             continue
         if 0 < seconds < 86_400:
@@ -94,24 +127,24 @@ def report_headers(report: Report, overhead_s: float | None = None) -> Headers:
     saved = None
     if report.tokens_before is not None and report.tokens_after is not None:
         saved = report.tokens_before - report.tokens_after
-    fields: dict[str, object] = {
-        "status": report.status,
-        "session": report.conversation,
-        "strategy": report.strategy,
-        "round": report.round,
-        "messages-before": report.messages_before,
-        "messages-after": report.messages_after,
-        "tokens-before": report.tokens_before,
-        "tokens-after": report.tokens_after,
-        "tokens-saved": saved,
-        "context-limit": report.window,
-        "until-trigger-percent": _until_trigger(report),
-        "overhead-ms": None if overhead_s is None else f"{overhead_s * 1000:.1f}",
-        "reason": report.reason,
-    }
+    told: tuple[object, ...] = (
+        report.status,
+        report.conversation,
+        report.strategy,
+        report.round,
+        report.messages_before,
+        report.messages_after,
+        report.tokens_before,
+        report.tokens_after,
+        saved,
+        report.window,
+        _until_trigger(report),
+        None if overhead_s is None else f"{overhead_s * 1000:.1f}",
+        report.reason,
+    )
     return [
-        (f"x-compaction-{name}".encode(), str(field).encode("latin-1", "replace"))
-        for name, field in fields.items()
+        (name, str(field).encode("latin-1", "replace"))
+        for name, field in zip(_REPORTED, told, strict=True)
         if field is not None
     ]
 
