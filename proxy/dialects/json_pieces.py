@@ -20,6 +20,8 @@ _CONTINUES, _CONTINUATION = 0xC0, 0x80
 _HASH = bytes.maketrans(b"\\", b"#")
 _AS_ZERO = bytes.maketrans(b"123456789abcdefABCDEF", b"0" * 21)
 _HEXADECIMAL = rb"\u0000"
+# Each begins a value, or stands behind one.
+_MARKS = (b",", b":", b"[", b"{")
 _LETTERS = (rb"\n", rb"\t", rb"\r", rb"\/", rb"\b", rb"\f")
 
 
@@ -85,3 +87,26 @@ def _smoothed(piece: bytes) -> bytes:
         if left:
             left -= piece.count(each)
     return piece if left else piece.translate(_HASH)
+
+
+def crowded(raw: bytes, most: int) -> bool:
+    """Whether more than `most` brackets open, and commas and colons stand, outside the strings of JSON.
+
+    A decoder takes 5 ns for each to pass over it, and 100 ns to make something of it.
+    """
+    if sum([_marks(raw, start, stop) for start, stop in pieces(raw, 0, len(raw))]) <= most:
+        return False
+    smooth = smoothed(raw, all_of_it=True)
+    found = inside = 0
+    for start, stop in pieces(raw, 0, len(raw)):
+        parts = bytes(smooth[start:stop]).split(b'"')
+        outside = b"".join(parts[inside::2])
+        found += _marks(outside, 0, len(outside))
+        if found > most:
+            return True
+        inside = (inside + len(parts) - 1) % 2
+    return False
+
+
+def _marks(raw: bytes, start: int, stop: int) -> int:
+    return sum([raw.count(each, start, stop) for each in _MARKS])

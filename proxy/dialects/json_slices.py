@@ -12,7 +12,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
-from proxy.dialects.json_pieces import smoothed
+from proxy.dialects.json_pieces import crowded, smoothed
 from proxy.errors import Unreadable
 
 _KEY = re.compile(rb'\s*[{,]\s*("[^"\\]*+(?:\\.[^"\\]*+)*+")\s*:\s*')
@@ -37,6 +37,8 @@ _TOGETHER_BYTES = 256 * 1024
 _TOGETHER = 4_096
 # Less is decoded as it is, in bytes, however many escapes there are.
 SHORT_BYTES = 256 * 1024
+# More brackets, commas and colons outside strings are nothing that a model could read.
+MAX_MARKS = 1_000_000
 
 _Container = TypeVar("_Container")
 
@@ -52,10 +54,12 @@ def members(raw: bytes) -> dict[str, Slice]:
     """The members of a JSON object.
 
     Raises:
-        Unreadable: `not-json`, or `duplicate-keys`; also where keys differ in nothing but their escapes, and
-            these had to be passed over.
+        Unreadable: `not-json`, `too-many`, or `duplicate-keys`; that also where keys differ in nothing but
+            their escapes, and these had to be passed over.
         RecursionError: It is nested too deeply.
     """
+    if len(raw) > MAX_MARKS and crowded(raw, MAX_MARKS):
+        raise Unreadable("too-many")
     if not raw.isascii():
         _check_text(raw)  # msgspec does not look into the strings that it leaves raw
     smooth, decoded = _decoded(_MEMBERS, raw, "not-json")

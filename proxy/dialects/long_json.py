@@ -11,33 +11,41 @@ from typing import Any
 
 import msgspec
 
-from proxy.dialects.json_pieces import PIECE_BYTES, pieces
+from proxy.dialects.json_pieces import PIECE_BYTES, crowded, pieces
 from proxy.dialects.json_slices import DECODER, elements, members
 from proxy.errors import Unreadable
 
 # What is shorter is decoded at once.
 LONG_BYTES = 128 * 1024
+# More brackets, commas and colons outside strings are no message that a model could read.
+MAX_MARKS = 60_000
 # How deep long values are looked for: content, part, what it carries, its text.
 _DEPTH = 4
 # Containers with more items than this are decoded at once: there it is the items that take long.
 _MANY = 10_000
 
 
-def value(raw: bytes, depth: int = _DEPTH) -> Any:
+def value(raw: bytes) -> Any:
     """The value of JSON without white space around it.
 
     Raises:
-        Unreadable: `not-json` or `too-deep`.
+        Unreadable: `not-json` or `too-deep`; `too-many` for what is long and holds more than `MAX_MARKS`.
     """
+    if len(raw) > LONG_BYTES and crowded(raw, MAX_MARKS):
+        raise Unreadable("too-many")
+    return _value(raw, _DEPTH)
+
+
+def _value(raw: bytes, depth: int) -> Any:
     if len(raw) <= LONG_BYTES:
         return plain(raw)
     if raw.startswith(b'"') and raw.endswith(b'"'):
         return "".join([_string(b'"%b"' % raw[start:stop]) for start, stop in pieces(raw, 1, len(raw) - 1)])
     held = _held(raw) if depth else None
     if isinstance(held, dict):
-        return {key: value(each, depth - 1) for key, each in held.items()}
+        return {key: _value(each, depth - 1) for key, each in held.items()}
     if isinstance(held, tuple):
-        return [value(each, depth - 1) for each in held]
+        return [_value(each, depth - 1) for each in held]
     return plain(raw)
 
 

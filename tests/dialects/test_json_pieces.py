@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from proxy.dialects import json_pieces
-from proxy.dialects.json_pieces import pieces, smoothed
+from proxy.dialects.json_pieces import crowded, pieces, smoothed
 
 UNHURRIED = settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -125,3 +125,13 @@ def test_only_where_escapes_are_many_are_they_passed_over() -> None:
     assert len(smooth) == len(few + many)
     assert smooth[: len(few) - json_pieces.PIECE_BYTES] == few[: len(few) - json_pieces.PIECE_BYTES]
     assert b"\\" not in smooth[len(few) + json_pieces.PIECE_BYTES :]
+
+
+@UNHURRIED
+@given(VALUE)
+@pytest.mark.usefixtures("little_at_a_time")
+def test_only_what_stands_outside_strings_crowds(value: Any) -> None:
+    raw = json.dumps(value).encode()
+    marks = len(re.findall(rb"[,:{[]", re.sub(rb'"[^"]*"', b"", unescaped(raw))))
+    assert crowded(raw, marks - 1)
+    assert not crowded(raw, marks)

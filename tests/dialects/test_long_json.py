@@ -103,6 +103,14 @@ def test_a_long_string_is_nowhere_decoded_in_one_call(
     assert max(sizes) <= SHORTEST_PIECE + json_pieces._ESCAPE_BYTES + len('""')
 
 
+@pytest.mark.parametrize("item", ["[]", "{}", "7", '{"a":7}'])
+def test_what_no_model_could_read_is_refused_undecoded(monkeypatch: pytest.MonkeyPatch, item: str) -> None:
+    monkeypatch.setattr(long_json, "MAX_MARKS", 100)
+    monkeypatch.setattr(long_json, "plain", None)
+    raw = f'{{"content":[{",".join([item] * 101)}]}}'.encode()
+    assert outcome(raw, whole=False) == "too-many"
+
+
 def texts_in_base64() -> Iterator[str]:
     random_bytes = random.Random(1).randbytes
     for size in (0, 1, 2, 3, 47, 48, 49, 96, 97, 200):
