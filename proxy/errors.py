@@ -5,6 +5,7 @@ ProxyError
 ├── RequestRefused            the one asking is at fault; answered with its own 4xx status
 ├── Overloaded                too many requests are under way; answered with 503
 ├── UpstreamError             the relayed call failed; answered with 502 or 504
+├── Crashed                   a fault of ours that nothing contained; answered with 500
 └── CompactionError           our own trouble: never reaches a client, the request goes on (fail-open)
     ├── Unreadable            the body is nothing we can rewrite
     ├── SummaryFailed         the summary model gave nothing usable
@@ -51,6 +52,16 @@ class UpstreamError(ProxyError):
         self.code = code
 
 
+class Crashed(ProxyError):  # noqa: N818 - it names what happened
+    """A request met a fault of ours. What it was is for the log."""
+
+    status = 500
+    code = "internal_error"
+
+    def __init__(self) -> None:
+        super().__init__("The proxy failed at this request.")
+
+
 class CompactionError(ProxyError):
     """Compaction did not work out; `reason` is a short kebab-case word for headers, events and metrics."""
 
@@ -82,9 +93,13 @@ class StoreUnavailable(CompactionError):  # noqa: N818
     """The store cannot be used right now."""
 
 
-def openai_error(error: RequestRefused | Overloaded | UpstreamError) -> bytes:
+def openai_error(error: RequestRefused | Overloaded | UpstreamError | Crashed) -> bytes:
     """The error as a body in OpenAI's shape."""
-    kinds = {RequestRefused: "invalid_request_error", Overloaded: "overloaded_error"}
+    kinds = {
+        RequestRefused: "invalid_request_error",
+        Overloaded: "overloaded_error",
+        Crashed: "server_error",
+    }
     kind = kinds.get(type(error), "upstream_error")
     return json.dumps(
         {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}

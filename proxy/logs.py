@@ -22,6 +22,7 @@ COMPACTION_FAILED = "compaction.failed"
 STORE_FAILED = "store.failed"
 TOKENIZER_READY = "tokenizer.ready"
 TOKENIZER_FAILED = "tokenizer.failed"
+REQUEST_CRASHED = "request.crashed"
 TAP_FAILED = "relay.tap_failed"
 NOT_OBSERVED = "relay.not_observed"
 UPSTREAM_TRUNCATES = "upstream.truncates"
@@ -48,9 +49,6 @@ CREDENTIAL_KEYS = frozenset(
 CREDENTIAL_TEXT = re.compile(r"(?i)\b(?:bearer|basic)\s+[^\s\"',]+|\bsk-[a-z0-9_-]{6,}|(?<=://)[^/\s@]+(?=@)")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 MASK = "[credential]"
-
-# Uvicorn's complaint when an answer ends early. Ours end early only where the upstream's did.
-CUT_ANSWER = "ASGI callable returned without completing response."
 
 
 def _scrubbed(value: object, key: str = "") -> object:
@@ -86,11 +84,6 @@ def escape(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         cleaned = [CONTROL.sub(_escaped, line) if isinstance(line, str) else line for line in lines]
         shown[key] = cleaned[0] if len(cleaned) == 1 else "\n".join(cleaned)
     return shown
-
-
-def not_a_cut_answer(record: logging.LogRecord) -> bool:
-    """A filter for the logger `uvicorn.error`: a cut is relayed on purpose and is no error of ours."""
-    return record.getMessage() != CUT_ANSWER
 
 
 def _renderer(style: Literal["json", "console"]) -> list[Processor]:
@@ -136,12 +129,9 @@ def configure(style: Literal["json", "console"] = "json", level: int = logging.I
 
 
 def quieten() -> None:
-    """Leave out what libraries say about their own life, and what is no error of ours."""
+    """Leave out what libraries say about their own life."""
     for library in ("uvicorn", "httpx", "asyncio"):
         logging.getLogger(library).setLevel(logging.WARNING)
-    errors = logging.getLogger("uvicorn.error")
-    if not_a_cut_answer not in errors.filters:
-        errors.addFilter(not_a_cut_answer)
 
 
 def logger(name: str) -> FilteringBoundLogger:

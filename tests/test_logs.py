@@ -51,15 +51,6 @@ log.debug("hidden")
     ]
 
 
-def test_an_answer_that_the_upstream_cut_is_no_error_of_ours() -> None:
-    code = """
-server = logging.getLogger("uvicorn.error")
-server.error("ASGI callable returned without completing response.")
-server.error("ASGI callable returned without starting response.")
-"""
-    assert [event["event"] for event in events(code)] == ["ASGI callable returned without starting response."]
-
-
 def test_setting_up_twice_does_not_log_twice() -> None:
     assert len(logged("logs.configure('json'); log.info('x')")) == 1
 

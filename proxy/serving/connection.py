@@ -1,45 +1,27 @@
-"""uvicorn's HTTP/1.1 connection, which says when its client leaves, and is deaf to the offer of HTTP/2.
+"""An HTTP/1.1 connection of the server: requests in, one answer after the other out.
 
-Some clients (Java's among them) offer an upgrade to h2c with every request to a plain address. A server may
-ignore that, but the parser under uvicorn stops at it and loses the body. So the offer is taken out before the
-parser sees it.
-
-An application learns of a client that left only while it waits for more from it, which takes a task for each
-request. Here it may leave a function instead, in the scope's extensions.
+uvicorn runs the server; its own connection takes as long for a small request as all the rest of ours.
 """
 
 import asyncio
-import re
+from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.config import Config
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
+from uvicorn.server import ServerState
 
-_REQUEST = re.compile(rb"[A-Z]+ [^\r\n]+ HTTP/1\.1\r\n")
-_UPGRADE = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n)", re.IGNORECASE)
-_SETTINGS = re.compile(rb"\r\nhttp2-settings:[^\r\n]*", re.IGNORECASE)
-_CONNECTION = re.compile(rb"(\r\nconnection:)([^\r\n]*)", re.IGNORECASE)
-_ABOUT_UPGRADE = frozenset({b"upgrade", b"http2-settings"})
-# An offer further behind than this is nobody's; it would be answered as uvicorn does.
-LOOKED_AT_BYTES = 16_384
+from proxy.errors import RequestRefused, openai_error
+from proxy.serving.cycle import STATUS_LINES, Cycle, head_lines
+from proxy.serving.h2c import without_offer
+from proxy.serving.request_parser import Head, RequestParser
 
+if TYPE_CHECKING:
+    from starlette.types import Scope
 
-def _kept(found: re.Match[bytes]) -> bytes:
-    tokens = (token.strip() for token in found[2].split(b","))
-    kept = b", ".join(token for token in tokens if token.lower() not in _ABOUT_UPGRADE)
-    return found[1] + b" " + kept if kept else b""
-
-
-def without_offer(data: bytes) -> bytes:
-    """The beginning of a request without its offer of HTTP/2; anything else as it is."""
-    end = data.find(b"\r\n\r\n", 0, LOOKED_AT_BYTES)
-    if end < 0 or _REQUEST.match(data) is None:
-        return data
-    head = data[:end] + b"\r\n"
-    if _UPGRADE.search(head) is None:
-        return data
-    head = _CONNECTION.sub(_kept, _SETTINGS.sub(b"", _UPGRADE.sub(b"", head)))
-    return head[:-2] + data[end:]
-
+# Bytes of a body that wait for the application until no more is taken from the socket.
+UNREAD_BYTES = 65_536
 
 # Where in a scope's extensions an application finds how to be told that the client has left: a function that
 # takes what is to be called then, or None to be told no more.
@@ -47,46 +29,194 @@ DEPARTURE = "compaction_proxy.departure"
 NOTICE = "notice"
 
 
-class Connection(HttpToolsProtocol):
-    """A connection on which requests that offer h2c are read like any other.
+class Connection(asyncio.Protocol):
+    """A connection from its beginning to its end. Who asks before an answer is out waits for it.
+
+    Args:
+        config: uvicorn's.
+        server_state: What the server knows of all connections.
+        app_state: What the application's lifespan left for its requests.
 
     Attributes:
         begun: When it was opened, or the head of its newest request began to come, on the loop's clock.
-        heard: When anything came from the client, on the loop's clock.
+        heard: When anything came from the client, or its answer was out, on the loop's clock.
+        cycle: The newest request, from the end of its head on.
+        waiting: Whole heads whose turn has not come.
+        heading: Whether a head has begun to come and not ended.
+        paused: Whether nothing is taken from the socket.
+        blocked: Whether the client takes nothing more for now.
+        hung_up: Whether nothing more is said on it, and what comes is dropped.
     """
 
-    begun = 0.0
-    heard = 0.0
-    _lost = False
-    _departure: Callable[[], None] | None = None
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.loop = _loop or asyncio.get_running_loop()
+        self.begun = self.heard = 0.0
+        self.cycle: Cycle | None = None
+        self.waiting: deque[Cycle] = deque()
+        self.heading = False
+        self.paused = self.blocked = self.hung_up = False
+        self.transport: asyncio.Transport
+        self._app = config.loaded_app
+        self._state = server_state
+        self._connections: set[Any] = server_state.connections
+        self._app_state = app_state
+        self._parser = RequestParser(self)
+        self._scope: Scope = {}
+        self._active: Cycle | None = None
+        self._room = asyncio.Event()
+        self._departure: Callable[[], None] | None = None
+        self._lost = False
+        self._added: tuple[object, bytes, bool] = (None, b"", False)
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    # The loop's calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has come."""
-        super().connection_made(transport)
+        self.transport = transport  # type: ignore[assignment]
         self.begun = self.heard = self.loop.time()
+        self._connections.add(self)
+        self._scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "server": get_local_addr(self.transport),
+            "client": get_remote_addr(self.transport),
+            "scheme": "https" if is_ssl(self.transport) else "http",
+            "root_path": "",
+            "extensions": {DEPARTURE: {NOTICE: self.tell_departure}},
+        }
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the loop's
         """The client has left, or was cut off."""
-        super().connection_lost(exc)
         self._lost = True
+        self._connections.discard(self)
+        self._leave()
+        self.resume_writing()
         if self._departure is not None:
             self._departure()
 
     def data_received(self, data: bytes) -> None:
         """Read what has arrived."""
         self.heard = self.loop.time()
-        cycle: RequestResponseCycle | None = self.cycle
-        waiting = cycle is None or cycle.response_complete
-        if waiting and data.find(b"h2c", 0, LOOKED_AT_BYTES) >= 0:
-            data = without_offer(data)
-        super().data_received(data)
+        if self.hung_up or self.transport.is_closing():
+            return
+        between = self.cycle is None or self.cycle.response_complete
+        refusal = self._parser.feed(without_offer(data) if between else data)
+        if refusal is not None:
+            self._refuse_what_came(refusal)
 
-    def on_message_begin(self) -> None:
+    def pause_writing(self) -> None:
+        """The client takes nothing more for now."""
+        self.blocked = True
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        """The client takes more."""
+        self.blocked = False
+        self._room.set()
+
+    # The parser's calls.
+
+    def head_begins(self) -> None:
         """The head of a request begins."""
-        super().on_message_begin()
+        self.heading = True
         if self.cycle is not None:
             self.begun = self.heard
-        self.scope["extensions"] = {DEPARTURE: {NOTICE: self.tell_departure}}
+
+    def head_came(self, head: Head) -> None:
+        """The head has come: the request begins, or waits for its turn."""
+        self.heading = False
+        scope = {
+            **self._scope,
+            "http_version": head.version,
+            "method": head.method,
+            "path": head.path,
+            "raw_path": head.raw_path,
+            "query_string": head.query,
+            "headers": head.fields,
+            "state": self._app_state.copy(),
+        }
+        cycle = Cycle(self, scope, keep_alive=head.lasts, expects_continue=head.expects_continue)
+        before, self.cycle = self.cycle, cycle
+        if before is None or before.response_complete:
+            self._begin(cycle)
+        else:
+            self.waiting.append(cycle)
+            self.pause_reading()
+
+    def body_came(self, piece: bytes) -> None:
+        """A part of the body has come; of a request that is answered already it is left out."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete and cycle.take(piece) > UNREAD_BYTES:
+            self.pause_reading()
+
+    def request_came(self) -> None:
+        """A request has come to its end."""
+        if self.cycle is not None:
+            self.cycle.whole()
+
+    def _refuse_what_came(self, error: RequestRefused) -> None:
+        """What has come cannot be read: end the connection, with the answer that is under way, if any."""
+        active = self._active
+        if active is None or active.response_complete or active.more_body:
+            self.refuse(error)
+        else:
+            active.keep_alive = False
+            self.waiting.clear()
+            self.pause_reading()
+
+    # The requests' calls (`cycle.Wire`).
+
+    def added_lines(self) -> tuple[bytes, bool]:
+        """Header lines that every answer carries, and whether they announce the connection's end."""
+        fields = self._state.default_headers  # a new list each second
+        known, block, closes = self._added
+        if known is not fields:
+            block, closes = head_lines(fields), (b"connection", b"close") in fields
+            self._added = fields, block, closes
+        return block, closes
+
+    async def drain(self) -> None:
+        """Wait while the client takes nothing more."""
+        await self._room.wait()
+
+    def pause_reading(self) -> None:
+        """Take nothing more from the socket."""
+        if not self.paused:
+            self.paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Take more from the socket."""
+        if self.paused:
+            self.paused = False
+            self.transport.resume_reading()
+
+    def answered(self) -> None:
+        """An answer has gone out to its end: whoever waits is next."""
+        self._state.total_requests += 1
+        self.heard = self.loop.time()
+        if self.hung_up or self.transport.is_closing():
+            return
+        if self.waiting:
+            self._begin(self.waiting.popleft())
+        if not self.waiting:
+            self.resume_reading()
+
+    def _begin(self, cycle: Cycle) -> None:
+        self._active = cycle
+        cycle.task = self.loop.create_task(cycle.run(self._app))
+        self._state.tasks.add(cycle.task)
+
+    def ended(self, cycle: Cycle) -> None:
+        """Nothing is done for a request any more."""
+        if cycle.task is not None:
+            self._state.tasks.discard(cycle.task)
 
     def tell_departure(self, departure: Callable[[], None] | None) -> None:
         """Call `departure` when the client leaves, soon if it already has; None: nobody any more.
@@ -98,5 +228,52 @@ class Connection(HttpToolsProtocol):
             return
         if self._lost:
             self.loop.call_soon(departure)
-        elif not self.pipeline:
-            self.flow.resume_reading()  # who does not read does not notice
+        elif not self.waiting:
+            self.resume_reading()  # who does not read does not notice
+
+    # The server's calls.
+
+    def shutdown(self) -> None:
+        """Let the connection end with its answer, or now if there is nothing to wait for."""
+        for cycle in (self._active, self.cycle):
+            if cycle is not None:
+                cycle.keep_alive = False
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+
+    def refuse(self, error: RequestRefused) -> None:
+        """End the connection with an error of ours; where an answer has begun, it is cut instead."""
+        if self._active is None or self._active.response_complete or not self._active.response_started:
+            body = openai_error(error)
+            fields = [
+                *self._state.default_headers,
+                (b"content-type", b"application/json"),
+                (b"content-length", b"%d" % len(body)),
+                (b"connection", b"close"),
+            ]
+            self.transport.write(STATUS_LINES[error.status] + head_lines(fields) + b"\r\n" + body)
+        self._leave()
+        self._linger()
+
+    def hang_up(self) -> None:
+        """Nothing more is said here. Of a request that is still coming the rest is dropped."""
+        if self.cycle is not None and self.cycle.more_body:
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Close once the client had time to read: closing on unread bytes would take the answer back."""
+        self.hung_up = True
+        self.begun = self.loop.time()
+        if self.transport.can_write_eof() and not self.transport.is_closing():
+            self.resume_reading()
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
+    def _leave(self) -> None:
+        self.waiting.clear()
+        for cycle in (self._active, self.cycle):
+            if cycle is not None:
+                cycle.leave()

@@ -7,8 +7,9 @@ enough. What a client has been waiting for, such as a place or an answer, is nev
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from proxy.errors import RequestRefused, openai_error
+from proxy.errors import RequestRefused
 from proxy.serving.connection import Connection
+from proxy.serving.cycle import Cycle
 
 SWEEP_S = 1.0
 _TOO_LATE = RequestRefused(408, "The request body did not come in time.", "request_timeout")
@@ -21,10 +22,14 @@ class Deadlines:
     Attributes:
         head_s: From the connection, or the first byte of a further request, to the end of the head.
         body_s: Of silence while a body is on its way.
+        idle_s: From an answer to the first byte of a further request.
+        linger_s: To read the last answer and close the connection themselves.
     """
 
     head_s: float = 15.0
     body_s: float = 30.0
+    idle_s: float = 75.0
+    linger_s: float = 2.0
 
 
 def sweep(connections: Iterable[object], deadlines: Deadlines, now: float) -> None:
@@ -36,41 +41,24 @@ def sweep(connections: Iterable[object], deadlines: Deadlines, now: float) -> No
 
 def _look_at(connection: Connection, deadlines: Deadlines, now: float) -> None:
     cycle = connection.cycle
-    if cycle is None:
-        overdue = now - connection.begun > deadlines.head_s
-    elif not cycle.response_complete:
-        _look_at_body(connection, deadlines, now)
+    if connection.hung_up:
+        overdue = now - connection.begun > deadlines.linger_s
+    elif cycle is not None and not cycle.response_complete:
+        _look_at_body(connection, cycle, deadlines, now)
         return
-    elif connection.scope is not cycle.scope:  # the next head has begun
+    elif cycle is None or connection.heading:
         overdue = now - connection.begun > deadlines.head_s
-    else:  # idle, which uvicorn limits, unless what is left of a refused body comes
-        overdue = connection.timeout_keep_alive_task is None and now - connection.heard > deadlines.body_s
+    else:  # idle, unless what is left of a refused body comes
+        overdue = now - connection.heard > (deadlines.body_s if cycle.more_body else deadlines.idle_s)
     if overdue:
         connection.transport.close()
 
 
-def _look_at_body(connection: Connection, deadlines: Deadlines, now: float) -> None:
+def _look_at_body(connection: Connection, cycle: Cycle, deadlines: Deadlines, now: float) -> None:
     """Answer 408 where a body is missed; where its answer has begun already, just end it."""
-    cycle = connection.cycle
     if not cycle.more_body:
         return
-    if connection.flow.read_paused or cycle.waiting_for_100_continue:
+    if connection.paused or cycle.expects_continue:
         connection.heard = now  # it is for us to go on
     elif now - connection.heard > deadlines.body_s:
-        if not cycle.response_started:
-            connection.transport.write(_refusal(connection))
-        cycle.disconnected = True  # nothing may follow
-        cycle.message_event.set()
-        connection.transport.close()
-
-
-def _refusal(connection: Connection) -> bytes:
-    body = openai_error(_TOO_LATE)
-    fields = [
-        *connection.server_state.default_headers,
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(body)),
-        (b"connection", b"close"),
-    ]
-    lines = b"".join(b"%b: %b\r\n" % field for field in fields)
-    return b"HTTP/1.1 408 Request Timeout\r\n" + lines + b"\r\n" + body
+        connection.refuse(_TOO_LATE)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from types import FrameType
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from proxy.serving.connection import Connection
 from proxy.serving.deadlines import SWEEP_S, Deadlines, sweep
 
 TICK_S = 0.1
@@ -51,17 +51,12 @@ class Ending:
     cut: int = 0
 
 
-def _cycle(connection: HttpToolsProtocol) -> RequestResponseCycle | None:
-    """The newest request on a connection, from the end of its head on."""
-    return connection.cycle
-
-
-def _is_under_way(connection: HttpToolsProtocol) -> bool:
+def _is_under_way(connection: Connection) -> bool:
     """Whether a whole request has come on a connection, whose answer has not reached its end."""
-    cycle = _cycle(connection)
+    cycle = connection.cycle
     if cycle is None or cycle.response_complete:
         return False
-    return cycle.response_started or not cycle.more_body or bool(connection.pipeline)
+    return cycle.response_started or not cycle.more_body or bool(connection.waiting)
 
 
 class Foreground(uvicorn.Server):
@@ -147,8 +142,8 @@ class Foreground(uvicorn.Server):
         await self._settle()
         await self._close()
 
-    def _connections(self) -> list[HttpToolsProtocol]:
-        return [held for held in self.server_state.connections if isinstance(held, HttpToolsProtocol)]
+    def _connections(self) -> list[Connection]:
+        return [held for held in self.server_state.connections if isinstance(held, Connection)]
 
     async def _drain(self) -> None:
         """Wait for the answers under way, and drop connections that nobody needs."""
@@ -159,18 +154,20 @@ class Foreground(uvicorn.Server):
                 self._see_off(connection, late=clock() - begun >= ARRIVAL_S)
             await asyncio.sleep(TICK_S)
 
-    def _see_off(self, connection: HttpToolsProtocol, *, late: bool) -> None:
+    def _see_off(self, connection: Connection, *, late: bool) -> None:
         """Let a connection end with its answer, or now if there is nothing to wait for.
 
         Args:
             connection: What is still open.
             late: Whether a request that is not whole yet has had its time.
         """
-        cycle = _cycle(connection)
+        cycle = connection.cycle
         if connection.transport.is_closing():
             return
-        if _is_under_way(connection):
-            connection.cycle.keep_alive = False
+        if connection.hung_up:
+            connection.transport.close()
+        elif cycle is not None and _is_under_way(connection):
+            cycle.keep_alive = False
         elif late or (cycle is not None and cycle.response_complete):
             self.ending.dropped += 1
             connection.transport.close()

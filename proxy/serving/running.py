@@ -17,7 +17,6 @@ from proxy.serving.graceful import Foreground, Patience
 
 BACKLOG = 2_048
 POLL_S = 0.005
-KEEP_ALIVE_S = 75
 # Whether the kernel spreads connections over sockets that share a port. Others give all to one of them.
 PORT_IS_SPREAD = sys.platform == "linux"
 
@@ -58,7 +57,6 @@ def _settings(app: Application, grace_s: int | None = None) -> uvicorn.Config:
         date_header=True,  # ours: the upstream's is not relayed
         proxy_headers=False,
         backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=grace_s,
     )
 

@@ -62,7 +62,7 @@ async def test_a_request_that_passes_has_no_task_beside_its_own(wire: Any, chat:
     before: set[Any] = set()
 
     async def script(exchange: Any) -> None:
-        seen.append(len({task for task in asyncio.all_tasks() - before if "run_asgi" in repr(task)}))
+        seen.append(len({task for task in asyncio.all_tasks() - before if "Cycle.run" in repr(task)}))
         seen.append(len({task for task in asyncio.all_tasks() - before if "_watch" in repr(task)}))
         await exchange.send(OK)
 
@@ -94,7 +94,7 @@ async def test_a_body_is_let_go_of_while_its_answer_streams(wire: Any) -> None:
         await asyncio.sleep(0.05)  # until the answer's beginning has come
         held = [
             each
-            for frame in (task.get_coro() for task in asyncio.all_tasks() if "run_asgi" in repr(task))
+            for frame in (task.get_coro() for task in asyncio.all_tasks() if "Cycle.run" in repr(task))
             for each in _reachable(frame)
             if type(each) in {bytes, bytearray} and len(each) >= len(large)
         ]
