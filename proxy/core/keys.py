@@ -30,11 +30,11 @@ def _short(value: str | bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:_SCOPE_HEX_DIGITS]
 
 
-# The keys of what requests look at are asked for several times in each.
-_remembered = lru_cache(maxsize=4_096)
+# The keys of what every request looks at are asked for several times in each.
+_remembered = lru_cache(maxsize=1_024)
 
 
-@_remembered
+@lru_cache(maxsize=4_096)
 def _scope(first: str, second: str | bytes) -> str:
     """Start of a key. The first digest stands alone, so that all keys of a tenant share a beginning."""
     return f"v1:{{{_short(first)}.{_short(second)}}}"
