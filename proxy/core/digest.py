@@ -50,8 +50,8 @@ def _fraction(text: str) -> int | str:
 def _depth(text: str) -> int:
     """How deep brackets nest outside strings."""
     depth = deepest = 0
-    for found in _BRACKET.findall(text):
-        depth += (found in "[{") - (found in "]}")
+    for found in _BRACKET.finditer(text):  # one at a time: all at once would hold the interpreter lock
+        depth += (found[0] in "[{") - (found[0] in "]}")
         deepest = max(deepest, depth)
     return deepest
 
@@ -73,9 +73,12 @@ def canonical_arguments(arguments: str) -> str:
     if len(arguments) > MAX_CHARACTERS or (brackets > MAX_DEPTH and _depth(arguments) > MAX_DEPTH):
         return arguments
     try:
-        return _ENCODER.encode(_DECODER.decode(arguments))
+        value = _DECODER.decode(arguments)
     except ValueError:
         return arguments
+    if len(arguments) <= PIECE_CHARACTERS:
+        return _ENCODER.encode(value)
+    return "".join(_ENCODER.iterencode(value))  # the same, step by step
 
 
 def _content(message: Message) -> list[bytes]:

@@ -259,3 +259,12 @@ def test_arguments_written_in_any_way_are_the_same(
 
     assert canonical_arguments(written) == canonical
     assert canonical_arguments(canonical) == canonical
+
+
+def test_long_arguments_are_written_as_short_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    row: dict[str, Any] = {"b": [1, 2.0, 1e-7, -3, True, None, {}], "a": 'é"\\\n\u2028🐎', "": [[], "x" * 9]}
+    arguments = json.dumps({"rows": [row] * 1_000})
+    assert len(arguments) > module.PIECE_CHARACTERS
+    long = canonical_arguments(arguments)
+    monkeypatch.setattr(module, "PIECE_CHARACTERS", len(arguments))
+    assert long == canonical_arguments(arguments) != arguments
