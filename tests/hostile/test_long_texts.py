@@ -104,6 +104,7 @@ def asked(content: Any) -> dict[str, Any]:
 
 
 TURN = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+ROW = {"a": 1, "b": ["x", 0.5], "c": None}
 TOOL = {"type": "function", "function": {"name": "f", "description": "does a thing " * 40}}
 
 
@@ -113,6 +114,21 @@ def escaped(text: str) -> bytes:
 
 def plainly(text: str) -> bytes:
     return json.dumps(asked(text), ensure_ascii=False).encode()
+
+
+def called(arguments: str) -> dict[str, Any]:
+    """A request with a tool call of these arguments."""
+    call = {"id": "c", "type": "function", "function": {"name": "write", "arguments": arguments}}
+    turn = [
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "ok"},
+    ]
+    return {"model": "gpt-5", "messages": [*asked("go")["messages"], *turn]}
+
+
+def nested(levels: int, times: int) -> bytes:
+    """A request whose content is arrays in arrays."""
+    return plainly("").replace(b'""', b"[%b]" % b",".join(times * [b"[" * levels + b"]" * levels]))
 
 
 def image(megabytes: int) -> bytes:
@@ -132,9 +148,23 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "escaped hanzi": lambda: escaped(HANZI),
     "lines": lambda: escaped("\n" * CHARACTERS),
     "surrogates": lambda: escaped(TEXTS["surrogates"]),
+    "quotes": lambda: escaped('"' * 4 * CHARACTERS),
+    "backslashes": lambda: escaped("\\" * 4 * CHARACTERS),
+    "pairs of surrogates": lambda: escaped("🐎" * (CHARACTERS // 2)),
+    "text of 20 MB": lambda: escaped("so it is said\n" * 1_400_000),
+    "JSON in JSON": lambda: json.dumps(called(json.dumps({"text": 'print("x")\n' * 400_000}))).encode(),
+    "rows in arguments": lambda: json.dumps(called(json.dumps({"rows": [ROW] * 15_000}))).encode(),
+    "no UTF-8": lambda: plainly("é" * 4 * CHARACTERS)[:-5] + b'\xff"}]}',
+    "nested arrays": lambda: nested(500, 8_000),
+    "200,000 parts": lambda: json.dumps(asked(200_000 * [{"type": "text", "text": "a"}])).encode(),
+    "10,000 parts": lambda: json.dumps(asked(10_000 * [{"type": "text", "text": "a" * 300}])).encode(),
     "20,000 messages": lambda: json.dumps({**asked(""), "messages": 10_000 * TURN}).encode(),
     "1 MB of tools": lambda: json.dumps({**asked("hi"), "tools": 2_000 * [TOOL]}).encode(),
+    "a name of 1 MB among 4 MB of tools": lambda: json.dumps(
+        {**asked("hi"), "tools": [{**TOOL, "enum": ["e" * 1_000_000]}, *7_000 * [TOOL]]}
+    ).encode(),
     "image of 12 MB": lambda: image(12),
+    "image of 12 MB, slashes escaped": lambda: image(12).replace(b"/", b"\\/"),
 }
 
 
