@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
+from sys import getsizeof
 from typing import NamedTuple, TypeVar
 
 from proxy.core.digest import VERSION, prefix_digests
@@ -20,14 +21,14 @@ from proxy.dialects.json_slices import elements
 from proxy.errors import Unreadable
 from proxy.lru import Lru
 
-# Known messages are held up to this many bytes; decoded text about doubles it.
-MAX_HELD_BYTES = 32 * 1024 * 1024
+# Known messages are held up to this many bytes, decoded text and record included.
+MAX_HELD_BYTES = 16 * 1024 * 1024
 # Known lists likewise. Their messages are mostly the known ones, and weighed once for each list.
 MAX_LISTED_BYTES = 32 * 1024 * 1024
 # Sizes of definitions are held for this many characters of them.
 MAX_DEFINED = 4 * 1024 * 1024
-# What holding a message takes beside its own bytes; nearly all, where messages are short.
-RECORD_BYTES = 450
+# What holding a message takes beside its own bytes, in a list, and by itself (where its text comes on top).
+RECORD_BYTES, HOLDING_BYTES = 450, 600
 # What a list takes for each of its messages.
 PLACE_BYTES = 100
 # Messages are decoded in lots of this many bytes,
@@ -91,8 +92,8 @@ class Reading:
 
     Args:
         countings: What counts, by the name of the rule.
-        max_held_bytes: Size of the memory, in bytes of messages and `RECORD_BYTES` for each.
-        max_listed_bytes: The same for whole lists, of which the last two of each conversation are held.
+        max_held_bytes: Size of the memory, in bytes as they are taken.
+        max_listed_bytes: The same for whole lists, `RECORD_BYTES` for each message; of each conversation two.
     """
 
     def __init__(
@@ -181,7 +182,8 @@ class Reading:
         return await self._sized(read, gauge)
 
     def _hold(self, record: Message, gauge: Gauge) -> Message:
-        self._held.put((record.raw, gauge), record, _held_bytes(record))
+        size = len(record.raw) + max(len(record.raw), getsizeof(record.text)) + HOLDING_BYTES
+        self._held.put((record.raw, gauge), record, size)
         return record
 
     async def counted(self, records: Sequence[Message], gauge: Gauge) -> list[Message]:

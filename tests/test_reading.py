@@ -10,7 +10,7 @@ from proxy.core.digest import prefix_digests
 from proxy.counting import Counting
 from proxy.dialects.chat import read
 from proxy.dialects.chat_reader import KEY_BYTES, Reader
-from proxy.reading import RECORD_BYTES, Gauge, Reading
+from proxy.reading import HOLDING_BYTES, Gauge, Reading
 
 GAUGE = Gauge("gpt-x", "tiktoken")
 
@@ -47,7 +47,7 @@ async def test_a_message_known_from_the_request_before_is_not_counted_again() ->
 
 
 async def test_short_messages_take_the_room_of_their_records() -> None:
-    room = 2 * (RECORD_BYTES + 40)  # for two messages, whose own bytes are fewer than 40
+    room = 2 * (HOLDING_BYTES + 100)  # for two messages, which take fewer than 100 with their texts
     assert await asked_for(room, [said("one", "two", "six"), said("six"), said("one")]) == [
         "one",
         "two",
