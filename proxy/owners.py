@@ -12,6 +12,8 @@ from proxy.storage.records import Records
 
 # What was written is not written again for so long, in seconds.
 NOTED_FOR_S = 60.0
+# What could not be written is tried again after so long.
+RETRY_S = 1.0
 MAX_CONVERSATIONS = 10_000
 
 
@@ -33,7 +35,10 @@ class Owners:
         self._noted: OrderedDict[str, float] = OrderedDict()
 
     async def note(self, tenant: str, conversation: str) -> None:
-        """A conversation of this tenant is in use. Writes once a minute at most, behind an answer."""
+        """A conversation of this tenant is in use. Writes once a minute at most, behind an answer.
+
+        Once a second while the store fails.
+        """
         if self._noted.get(conversation, 0.0) > self._clock():
             return
         self._noted[conversation] = self._clock() + NOTED_FOR_S
@@ -41,7 +46,7 @@ class Owners:
         if len(self._noted) > MAX_CONVERSATIONS:
             self._noted.popitem(last=False)
         if not await self._records.keep(tenant_key(conversation), {"tenant": tenant}, ttl_s=self._ttl_s):
-            self._noted.pop(conversation, None)
+            self._noted[conversation] = self._clock() + RETRY_S
 
     async def of(self, conversation: str) -> str | None:
         """The tenant of a conversation; None if it is not known."""

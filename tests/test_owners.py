@@ -1,5 +1,6 @@
 from proxy.adapters.memory_store import MemoryStore
 from proxy.core.keys import tenant_key
+from proxy.errors import StoreUnavailable
 from proxy.owners import Owners
 from proxy.storage.records import Records
 
@@ -49,3 +50,17 @@ async def test_a_record_that_names_no_tenant_is_nobody_s() -> None:
     records = Records(MemoryStore(), ignored)
     await records.keep(tenant_key("c_1"), {"tenant": 5}, ttl_s=DAY_S)
     assert await Owners(records, DAY_S).of("c_1") is None
+
+
+async def test_a_store_that_fails_is_asked_once_a_second() -> None:
+    class Broken(Counted):
+        async def write(self, items: object) -> None:
+            self.writes += 1
+            raise StoreUnavailable("store-timeout")
+
+    store, time = Broken(), [0.5]
+    owners = Owners(Records(store, ignored, clock=lambda: time[0]), DAY_S, clock=lambda: time[0])
+    for seconds in (0, 0.4, 0.5, 60):
+        time[0] += seconds
+        await owners.note("t_1", "c_1")
+    assert store.writes == 2

@@ -27,6 +27,7 @@ _MATTERING = ("model", *_OUTPUT_MEMBERS, *PROMPT_MEMBERS)
 # The lookbehind stands behind the literal: in front of it the search would have to stop at every byte.
 _MODEL = re.compile(rb'"model"(?<!\\"model")\s*:\s*"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
 _OUTPUT = re.compile(rb'"max_(?<!\\"max_)(?:completion_)?tokens"\s*:\s*(\d{1,18}+)\d*+\b')
+_MEDIA = re.compile(rb'"(?:image_url|video_url|input_audio|file)"')
 # What stands between groups of three digits, and escapes of what belongs to numbers.
 _SEPARATOR = r"(?:[ ,._]|\xc2\xa0)?"
 _UNESCAPED = re.compile(rb"\\(?:(\\)|u(00(?:[23][0-9a-fA-F]|[aA]0)))")
@@ -89,10 +90,7 @@ def outputs_named(raw: bytes) -> list[int]:
 
 def has_media(raw: bytes) -> bool:
     """Whether the body may hold parts whose tokens its bytes do not bound."""
-    # The first two name three kinds; where neither stands, the others need not be looked for.
-    return (b'_url"' in raw and (b'"image_url"' in raw or b'"video_url"' in raw)) or (
-        b'"input_audio"' in raw or b'"file"' in raw
-    )
+    return _MEDIA.search(raw) is not None
 
 
 def read(raw: bytes) -> Body:

@@ -107,10 +107,6 @@ class Answer:
             raise self._cut
         return await self.response.read()
 
-    async def ended(self) -> bool:
-        """Whether nothing follows, not even a cut."""
-        return not await self.peek(1) and self._cut is None
-
     def field(self, name: bytes) -> str:
         """The first value of a header field, empty if there is none; `name` in lower case."""
         if self._fields is None:
@@ -189,7 +185,7 @@ async def _relay_chunks(
     while chunk := await answer.read():
         if length is not None:
             length -= len(chunk)
-            if length == 0 and await answer.ended():
+            if length == 0:
                 return chunk
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
         if tap is not None:

@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
         self._parser = RequestParser(self)
         self._scope: Scope = {}
         self._active: Cycle | None = None
-        self._room = asyncio.Event()
+        self._room: asyncio.Event | None = None
         self._departure: Callable[[], None] | None = None
         self._lost = False
         self._added: tuple[object, bytes, bool] = (None, b"", False)
@@ -113,12 +113,13 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client takes nothing more for now."""
         self.blocked = True
-        self._room.clear()
 
     def resume_writing(self) -> None:
         """The client takes more."""
         self.blocked = False
-        self._room.set()
+        if self._room is not None:
+            self._room.set()
+            self._room = None
 
     # The parser's calls.
 
@@ -183,7 +184,9 @@ class Connection(asyncio.Protocol):
 
     async def drain(self) -> None:
         """Wait while the client takes nothing more."""
-        await self._room.wait()
+        if self.blocked:
+            self._room = self._room or asyncio.Event()
+            await self._room.wait()
 
     def pause_reading(self) -> None:
         """Take nothing more from the socket."""

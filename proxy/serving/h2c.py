@@ -24,10 +24,8 @@ def _kept(found: re.Match[bytes]) -> bytes:
 
 def without_offer(data: bytes) -> bytes:
     """The beginning of a request without its offer of HTTP/2; anything else as it is."""
-    if data.find(b"h2c", 0, LOOKED_AT_BYTES) < 0:
-        return data
     end = data.find(b"\r\n\r\n", 0, LOOKED_AT_BYTES)
-    if end < 0 or _REQUEST.match(data) is None:
+    if end < 0 or data.find(b"h2c", 0, end) < 0 or _REQUEST.match(data) is None:
         return data
     head = data[:end] + b"\r\n"
     if _UPGRADE.search(head) is None:
