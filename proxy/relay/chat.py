@@ -179,22 +179,24 @@ class Chat:
 
     async def _fit(self, passage: _Passage) -> None:
         """Decide what to forward."""
-        who = passage.who
-        models = self._gate.models(passage.raw, deployment(passage.scope["raw_path"]))
-        passage.model = min(models, default="")
-        if not passage.control.in_force and self._gate.passes(
-            passage.raw, models, who.tenant, who.conversation
-        ):
+        if not passage.control.in_force and self._passes(passage):
             return
         try:
             passage.ask = await self._ask(passage)
         except Unreadable as error:
-            report = Report(Status.NONE, who.conversation, reason=error.reason)
+            report = Report(Status.NONE, passage.who.conversation, reason=error.reason)
             passage.fit = Fit(passage.raw, 0, report)
             return
         passage.fit = await self._compactor.fit(passage.ask)
         if passage.fit.report.round is not None:
-            self._gate.remember(who.conversation)
+            self._gate.remember(passage.who.conversation)
+
+    def _passes(self, passage: _Passage) -> bool:
+        """Whether a request is too small to be read."""
+        who = passage.who
+        models = self._gate.models(passage.raw, deployment(passage.scope["raw_path"]))
+        passage.model = min(models, default="")
+        return self._gate.passes(passage.raw, models, who.tenant, who.conversation)
 
     async def _ask(self, passage: _Passage) -> Ask:
         """The request as the compactor takes it.
