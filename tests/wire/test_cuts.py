@@ -7,6 +7,7 @@ import struct
 from typing import Any
 
 import pytest
+import structlog
 
 from proxy.dialects.usage import UsageTap
 
@@ -130,12 +131,12 @@ async def test_a_failing_tap_does_not_hurt_the_stream(
     assert (reply.body, reply.whole, b"".join(fed)) == (BODY, True, BODY)
 
 
-async def test_a_cut_is_no_error_of_ours(wire: Any, chat: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_cut_is_no_error_of_ours(wire: Any, chat: Any) -> None:
     async def script(exchange: Any) -> None:
         await exchange.send(framed("length", 10))
         exchange.writer.close()
 
     async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
-        caplog.clear()
-        assert not (await wire.ask(port, chat())).whole
-        assert caplog.records == []
+        with structlog.testing.capture_logs() as logged:
+            assert not (await wire.ask(port, chat())).whole
+    assert [line for line in logged if line["log_level"] == "error"] == []
