@@ -6,6 +6,8 @@ import json
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
+
 from proxy.relay import inbound
 from proxy.serving import Deadlines, connection, served
 
@@ -155,8 +157,8 @@ LATE = Deadlines(head_s=0.2, body_s=0.2)
 
 async def test_a_connection_without_a_whole_head_is_closed() -> None:
     async with served(patient, deadlines=Deadlines(head_s=0.2, body_s=60)) as url:
-        trickle = [b"POST / HTTP/1.1\r\n", *[b"x: 1\r\n"] * 5]
-        came = await asyncio.gather(said(url), said(url, b"POST / HT"), said(url, *trickle, pause_s=0.1))
+        trickling = [b"POST / HTTP/1.1\r\n", *[b"x: 1\r\n"] * 5]
+        came = await asyncio.gather(said(url), said(url, b"POST / HT"), said(url, *trickling, pause_s=0.1))
         second = await said(url, POST % 1 + b"\r\nx" + b"POST / HTTP/1.1\r\n", pause_s=0.1)
     assert list(came) == [b"", b"", b""]
     assert (second[:12], second[-2:]) == (b"HTTP/1.1 200", b"ok")
@@ -175,6 +177,30 @@ async def test_what_is_left_of_a_refused_body_does_not_hold_its_connection() -> 
     async with served(patient, deadlines=Deadlines(head_s=60, body_s=0.2)) as url:
         came = await said(url, POST % 10 + b"\r\n!", b"xx", pause_s=0.05)
     assert (came[:12], came[-2:]) == (b"HTTP/1.1 200", b"ok")
+
+
+async def test_an_idle_connection_is_closed_after_its_time_and_not_before() -> None:
+    async with served(patient, deadlines=Deadlines(head_s=60, body_s=60, idle_s=0.4)) as url:
+        came = await said(url, POST % 1 + b"\r\n!", POST % 1 + b"\r\n!", pause_s=0.2)
+    assert came.count(b"HTTP/1.1 200") == 2
+
+
+async def trickle(writer: asyncio.StreamWriter) -> None:
+    """Send on and on, until that fails."""
+    while True:
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+
+
+async def test_a_refused_client_that_goes_on_sending_is_closed_after_a_while() -> None:
+    async with served(patient, deadlines=Deadlines(head_s=60, body_s=0.2, linger_s=0.2)) as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+        writer.write(POST % 1_000 + b"\r\nhalf")
+        assert b"408" in await reader.readline()
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(trickle(writer), 5)
+        writer.close()
 
 
 async def test_a_slow_body_and_a_slow_answer_are_no_offence() -> None:
