@@ -20,8 +20,8 @@ _CONTINUES, _CONTINUATION = 0xC0, 0x80
 _HASH = bytes.maketrans(b"\\", b"#")
 _AS_ZERO = bytes.maketrans(b"123456789abcdefABCDEF", b"0" * 21)
 _HEXADECIMAL = rb"\u0000"
-# Each begins a value, or stands behind one.
-_MARKS = (b",", b":", b"[", b"{")
+# Structural characters (RFC 8259 §2) but for closing brackets: each begins a value, or stands behind one.
+_STRUCTURAL = (b",", b":", b"[", b"{")
 _LETTERS = (rb"\n", rb"\t", rb"\r", rb"\/", rb"\b", rb"\f")
 
 
@@ -94,19 +94,19 @@ def crowded(raw: bytes, most: int) -> bool:
 
     A decoder takes 5 ns for each to pass over it, and 100 ns to make something of it.
     """
-    if sum([_marks(raw, start, stop) for start, stop in pieces(raw, 0, len(raw))]) <= most:
+    if sum([_structural(raw, start, stop) for start, stop in pieces(raw, 0, len(raw))]) <= most:
         return False
     smooth = smoothed(raw, all_of_it=True)
     found = inside = 0
     for start, stop in pieces(raw, 0, len(raw)):
         parts = bytes(smooth[start:stop]).split(b'"')
         outside = b"".join(parts[inside::2])
-        found += _marks(outside, 0, len(outside))
+        found += _structural(outside, 0, len(outside))
         if found > most:
             return True
         inside = (inside + len(parts) - 1) % 2
     return False
 
 
-def _marks(raw: bytes, start: int, stop: int) -> int:
-    return sum([raw.count(each, start, stop) for each in _MARKS])
+def _structural(raw: bytes, start: int, stop: int) -> int:
+    return sum([raw.count(each, start, stop) for each in _STRUCTURAL])

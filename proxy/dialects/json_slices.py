@@ -38,7 +38,7 @@ _TOGETHER = 4_096
 # Less is decoded as it is, in bytes: at the worst, escapes all through, in 4 ms.
 SHORT_BYTES = 960 * 1024
 # More brackets, commas and colons outside strings are nothing that a model could read.
-MAX_MARKS = 1_000_000
+MAX_STRUCTURAL = 1_000_000
 
 _Container = TypeVar("_Container")
 
@@ -58,7 +58,7 @@ def members(raw: bytes) -> dict[str, Slice]:
             their escapes, and these had to be passed over.
         RecursionError: It is nested too deeply.
     """
-    if len(raw) > MAX_MARKS and crowded(raw, MAX_MARKS):
+    if len(raw) > MAX_STRUCTURAL and crowded(raw, MAX_STRUCTURAL):
         raise Unreadable("too-many")
     if not raw.isascii():
         _check_text(raw)  # msgspec does not look into the strings that it leaves raw

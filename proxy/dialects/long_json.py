@@ -18,7 +18,7 @@ from proxy.errors import Unreadable
 # What is shorter is decoded at once.
 LONG_BYTES = 128 * 1024
 # More brackets, commas and colons outside strings are no message that a model could read.
-MAX_MARKS = 60_000
+MAX_STRUCTURAL = 60_000
 # How deep long values are looked for: content, part, what it carries, its text.
 _DEPTH = 4
 # Containers with more items than this are decoded at once: there it is the items that take long.
@@ -29,9 +29,9 @@ def value(raw: bytes) -> Any:
     """The value of JSON without white space around it.
 
     Raises:
-        Unreadable: `not-json` or `too-deep`; `too-many` for what is long and holds more than `MAX_MARKS`.
+        Unreadable: `not-json` or `too-deep`; `too-many` if it is long and holds more than `MAX_STRUCTURAL`.
     """
-    if len(raw) > LONG_BYTES and crowded(raw, MAX_MARKS):
+    if len(raw) > LONG_BYTES and crowded(raw, MAX_STRUCTURAL):
         raise Unreadable("too-many")
     return _value(raw, _DEPTH)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.dialects.json_slices import MAX_MARKS, elements, members
+from proxy.dialects.json_slices import MAX_STRUCTURAL, elements, members
 from proxy.errors import Unreadable
 
 DEEP = b"[" * 100_000
@@ -117,8 +117,8 @@ def test_nesting_without_end_is_a_recursion_error(start: bytes) -> None:
 
 @pytest.mark.parametrize("item", [b"[]", b"{}", b"7"])
 def test_a_body_that_no_model_could_read_is_refused(item: bytes) -> None:
-    many = b'{"a":[%b]}' % b",".join([item] * MAX_MARKS)
+    many = b'{"a":[%b]}' % b",".join([item] * MAX_STRUCTURAL)
     with pytest.raises(Unreadable) as refused:
         members(many)
     assert refused.value.reason == "too-many"
-    assert values(b'{"a":"%b"}' % (b"," * MAX_MARKS * 2)) == {"a": b'"%b"' % (b"," * MAX_MARKS * 2)}
+    assert values(b'{"a":"%b"}' % (b"," * MAX_STRUCTURAL * 2)) == {"a": b'"%b"' % (b"," * MAX_STRUCTURAL * 2)}

@@ -105,7 +105,7 @@ def test_a_long_string_is_nowhere_decoded_in_one_call(
 
 @pytest.mark.parametrize("item", ["[]", "{}", "7", '{"a":7}'])
 def test_what_no_model_could_read_is_refused_undecoded(monkeypatch: pytest.MonkeyPatch, item: str) -> None:
-    monkeypatch.setattr(long_json, "MAX_MARKS", 100)
+    monkeypatch.setattr(long_json, "MAX_STRUCTURAL", 100)
     monkeypatch.setattr(long_json, "plain", None)
     raw = f'{{"content":[{",".join([item] * 101)}]}}'.encode()
     assert outcome(raw, whole=False) == "too-many"
