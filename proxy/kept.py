@@ -10,7 +10,8 @@ Value = TypeVar("Value")
 class kept(Generic[Whose, Value]):  # noqa: N801 - used as a decorator
     """As `functools.cached_property`, without the lock that it takes up to Python 3.11.
 
-    That lock costs more than most of what is kept. Without it two threads may both work a value out.
+    That lock costs more than most of what is kept. Without it two threads may both work a value out. This
+    goes when 3.11 is no longer supported.
 
     Args:
         work: Gives the value.

@@ -33,7 +33,7 @@ RECORD_BYTES, HOLDING_BYTES = 450, 600
 PLACE_BYTES = 100
 # Messages are decoded in lots of this many bytes,
 AT_ONCE_BYTES = 128 * 1024
-# for which each counts with so many beside its own: as long as these take, it takes by itself.
+# and each counts as so many more: decoding a small one takes as long as that many bytes.
 DECODED_BYTES = 1_024
 # So many are looked at together first: most requests bring one or two.
 FEW = 8
@@ -93,7 +93,7 @@ class Reading:
     Args:
         countings: What counts, by the name of the rule.
         max_held_bytes: Size of the memory, in bytes as they are taken.
-        max_listed_bytes: The same for whole lists, `RECORD_BYTES` for each message; of each conversation two.
+        max_listed_bytes: The same for whole lists, of which each conversation has two at most.
     """
 
     def __init__(

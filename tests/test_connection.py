@@ -9,12 +9,11 @@ from urllib.parse import urlsplit
 import pytest
 import structlog
 
-from proxy.serving import served
+from proxy.serving import Deadlines, served
+from proxy.serving.connection import DROPPED_BYTES, MAX_WAITING
 from proxy.serving.cycle import head_lines
-from proxy.serving.h2c import without_offer
 from proxy.serving.request_parser import FIELDS, FRAMING_BYTES, HEAD_BYTES
 
-OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
 GET = b"GET %b HTTP/1.1\r\nhost: a\r\n\r\n"
 LAST = b"GET /last HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
 Answering = Callable[[Any, Any, Any], Awaitable[None]]
@@ -43,13 +42,13 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": scope["raw_path"] + body})
 
 
-async def said(answer: Answering, *pieces: bytes) -> list[bytes]:
+async def said(answer: Answering, *pieces: bytes, pause_s: float = 0.01) -> list[bytes]:
     """The lines that come back until the connection is closed, without dates."""
     async with served(application(answer)) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
         for piece in pieces:
             writer.write(piece)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(pause_s)
         async with asyncio.timeout(5):
             came = await reader.read()
         writer.close()
@@ -62,31 +61,41 @@ def refusal(lines: list[bytes]) -> tuple[bytes, dict[str, Any]]:
     return lines[0], json.loads(lines[-1])["error"]
 
 
+@pytest.mark.parametrize("step", [1, 7, 1_000])
+@pytest.mark.parametrize("offered", [b"h2c", b"H2C", b"TLS/1.2", b"h2c, websocket", b"foo"])
 @pytest.mark.parametrize(
-    ("came", "read"),
+    "framed",
     [
-        (b"POST /x HTTP/1.1\r\nHost: a\r\n" + OFFER + b"\r\n{}", b"POST /x HTTP/1.1\r\nHost: a\r\n\r\n{}"),
-        (
-            b"GET / HTTP/1.1\r\nconnection: keep-alive, upgrade\r\nupgrade: h2c\r\nx: 1\r\n\r\n",
-            b"GET / HTTP/1.1\r\nconnection: keep-alive\r\nx: 1\r\n\r\n",
-        ),
-        (b"GET / HTTP/1.1\r\nupgrade: websocket\r\nx: h2c\r\n\r\n", None),
-        (b"some body about upgrade: h2c\r\n\r\n", None),
-        (b"POST /x HTTP/1.1\r\nx: 1\r\n\r\nbody\r\nupgrade: h2c\r\n\r\n", None),
+        b"content-length: 5\r\n\r\nhello",
+        b"transfer-encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n",
     ],
 )
-def test_the_offer_is_taken_out_and_nothing_else(came: bytes, read: bytes | None) -> None:
-    assert without_offer(came) == (came if read is None else read)
+async def test_a_request_that_offers_another_protocol_is_read_with_its_body(
+    framed: bytes, offered: bytes, step: int
+) -> None:
+    fields = b"connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
+    request = b"POST /1 HTTP/1.1\r\nhost: a\r\n" + fields + b"upgrade: " + offered + b"\r\n" + framed
+    sent = GET % b"/0" + request + request + LAST
+    pieces = [sent[at : at + step] for at in range(0, len(sent), step)]
+    lines = await said(echo, *pieces, pause_s=0)
+    assert [line for line in lines if line.startswith(b"/")] == [b"/0", b"/1hello", b"/1hello", b"/last"]
 
 
-async def test_a_request_that_offers_http2_is_read_with_its_body() -> None:
-    async with served(application(echo)) as url:
-        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
-        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n" + OFFER + b"\r\nhello")
-        head = await reader.readuntil(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 200")
-        assert await reader.readuntil(b"0\r\n\r\n") == b"6\r\n/hello\r\n0\r\n\r\n"
-        writer.close()
+async def test_an_offer_without_a_body_is_answered_and_the_connection_goes_on() -> None:
+    offer = b"GET /ws HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+    lines = await said(echo, offer, LAST)
+    assert [line for line in lines if line.startswith(b"/")] == [b"/ws", b"/last"]
+
+
+async def test_what_a_body_holds_is_no_head_even_when_the_answer_is_out() -> None:
+    async def early(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": scope["raw_path"]})
+
+    body = b"POST /x HTTP/1.1\r\nhost: a\r\nupgrade: h2c\r\nx: 1\r\n\r\n"
+    head = b"POST /1 HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body)
+    lines = await said(early, head, body, LAST)
+    assert [line for line in lines if line.startswith(b"/")] == [b"/1", b"/last"]
 
 
 async def test_requests_that_come_together_are_answered_in_their_order() -> None:
@@ -140,7 +149,8 @@ async def test_an_answer_to_head_says_how_long_it_would_be_and_has_no_body() -> 
 
 
 async def test_a_client_is_told_to_go_on_when_its_body_is_wanted() -> None:
-    head = b"POST /x HTTP/1.1\r\ncontent-length: 2\r\nexpect: 100-continue\r\nconnection: close\r\n\r\n"
+    head = b"POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\nexpect: 100-continue\r\n"
+    head += b"connection: close\r\n\r\n"
     lines = await said(echo, head, b"ok")
     assert (lines[0], lines[2], lines[-4]) == (b"HTTP/1.1 100 Continue", b"HTTP/1.1 200 OK", b"/xok")
 
@@ -196,9 +206,8 @@ async def test_a_header_without_end_is_refused(sent: bytes) -> None:
 
 
 async def test_trailers_are_no_fields_of_the_next_request() -> None:
-    chunked = (
-        b"POST /1 HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nexpect: 100-continue\r\n\r\n"
-    )
+    chunked = b"POST /1 HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
+    chunked += b"expect: 100-continue\r\nhost: b\r\n\r\n"
     lines = await said(echo, chunked, LAST)
     assert [line for line in lines if line.startswith(b"/")] == [b"/1x", b"/last"]
     assert b"HTTP/1.1 100 Continue" not in lines
@@ -212,6 +221,65 @@ async def test_what_cannot_be_read_costs_no_answer_that_is_under_way() -> None:
     lines = await said(slow, GET % b"/1", b"\x00 garbage")
     assert (lines[0], lines[-3]) == (b"HTTP/1.1 200 OK", b"0")
     assert b"/1" in lines
+
+
+@pytest.mark.parametrize("hosts", [b"", b"host: a\r\nhost: b\r\n"])
+async def test_a_request_names_one_host(hosts: bytes) -> None:
+    status, error = refusal(await said(echo, b"GET / HTTP/1.1\r\n" + hosts + b"\r\n"))
+    assert (status, error["code"]) == (b"HTTP/1.1 400 Bad Request", "invalid_http")
+
+
+async def test_no_transfer_coding_but_chunked_is_taken() -> None:
+    coded = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n"
+    status, error = refusal(await said(echo, coded))
+    assert (status, error["code"]) == (b"HTTP/1.1 501 Not Implemented", "unsupported_transfer_coding")
+
+
+async def test_a_request_that_is_refused_while_it_is_read_is_nobody_s_fault() -> None:
+    sent = b"POST / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\nZZ\r\n"
+    with structlog.testing.capture_logs() as logged:
+
+        async def reading(scope: Any, receive: Any, send: Any) -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        assert refusal(await said(reading, sent))[0] == b"HTTP/1.1 400 Bad Request"
+    assert logged == []
+
+
+async def test_who_is_sent_an_answer_early_cannot_send_for_ever() -> None:
+    async def early(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    head = b"POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: 9223372036854775807\r\n\r\n"
+    lines = await said(early, head, *[b"x" * 65_536] * (DROPPED_BYTES // 65_536 + 1))
+    assert lines[0] == b"HTTP/1.1 413 Request Entity Too Large"
+
+
+async def test_of_very_many_requests_at_once_the_first_are_answered() -> None:
+    sent = GET % b"/1" * (2 * MAX_WAITING)
+    lines = await said(echo, sent)
+    assert lines.count(b"/1") == 1 + MAX_WAITING
+    assert lines.count(b"connection: close") == 1
+
+
+async def test_a_client_that_reads_nothing_is_cut_off() -> None:
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    async def endless(scope: Any, receive: Any, send: Any) -> None:
+        begun.set()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(1_000):
+            await send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
+        over.set()
+
+    async with served(application(endless), deadlines=Deadlines(send_s=0.3)) as url:
+        _, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port, limit=1)
+        writer.write(GET % b"/")
+        async with asyncio.timeout(5):
+            await over.wait()
+        writer.transport.abort()
 
 
 async def test_an_application_that_fails_is_logged_and_answered() -> None:

@@ -67,7 +67,9 @@ def patience(server: ServerSection) -> serving.Patience:
 
 def deadlines(server: ServerSection) -> serving.Deadlines:
     """How long clients of a server of this configuration may take to send a request."""
-    return serving.Deadlines(server.head_timeout_s, server.body_timeout_s)
+    return serving.Deadlines(
+        head_s=server.head_timeout_s, body_s=server.body_timeout_s, send_s=server.send_timeout_s
+    )
 
 
 def announce(config: Config, url: str) -> None:

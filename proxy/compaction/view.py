@@ -176,6 +176,13 @@ class View:
 
     def bound(self, messages: Sequence[Message]) -> int:
         """The same, with a margin for the error of estimates."""
+        return self._effective_bound if messages is self.effective else self._bound(messages)
+
+    @kept
+    def _effective_bound(self) -> int:
+        return self._bound(self.effective)
+
+    def _bound(self, messages: Sequence[Message]) -> int:
         counted = self.counted(messages)
         return (
             bound(self.anchor, counted, self.calibration) if self.anchor else self.calibration.bound(counted)
@@ -183,12 +190,7 @@ class View:
 
     def over(self, messages: Sequence[Message]) -> bool:
         """Whether a request with these messages might not fit, estimates being what they are."""
-        bound = self._effective_bound if messages is self.effective else self.bound(messages)
-        return bound > self.budget.limit
-
-    @kept
-    def _effective_bound(self) -> int:
-        return self.bound(self.effective)
+        return self.bound(messages) > self.budget.limit
 
     def hopeless(self, messages: Sequence[Message]) -> bool:
         """Whether a request with these messages will not fit, as far as we can tell."""

@@ -67,6 +67,8 @@ class ServerSection(BaseModel):
     """Longest time, in seconds, until a request's head has come; then the connection is closed."""
     body_timeout_s: Seconds = 30
     """Longest silence, in seconds, within a request's body; then the request is answered with 408."""
+    send_timeout_s: Seconds = 60
+    """Longest time, in seconds, in which a client takes nothing of its answer; then it is cut off."""
 
 
 class UpstreamSection(BaseModel):

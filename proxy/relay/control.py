@@ -13,32 +13,11 @@ from proxy.relay.pins import PIN_HEADER, pins
 
 _REQUESTED = {mode.value: mode for mode in (Mode.FORCE, Mode.BYPASS, Mode.SHADOW)}
 _TRIGGER = re.compile(r"0{0,9}[1-9][0-9]{0,8}")
-# What `_control` takes. The last two are the SDKs': how long they wait for an answer, in seconds.
-_SHORT_FIELDS = (
-    b"x-compaction",
-    b"x-compaction-strategy",
-    b"x-compaction-trigger-tokens",
-    b"x-stainless-read-timeout",
-    b"x-stainless-timeout",
-)
-# Fields by which a request asks for anything but the usual.
-ASKING = frozenset({b"x-compaction", b"x-compaction-strategy", b"x-compaction-trigger-tokens", PIN_HEADER})
-# What requests are told, in the order of `report_headers`.
-_REPORTED = (
-    b"x-compaction-status",
-    b"x-compaction-session",
-    b"x-compaction-strategy",
-    b"x-compaction-round",
-    b"x-compaction-messages-before",
-    b"x-compaction-messages-after",
-    b"x-compaction-tokens-before",
-    b"x-compaction-tokens-after",
-    b"x-compaction-tokens-saved",
-    b"x-compaction-context-limit",
-    b"x-compaction-until-trigger-percent",
-    b"x-compaction-overhead-ms",
-    b"x-compaction-reason",
-)
+# Fields by which a request asks for anything but the usual, in the order of `_control`.
+_ASKED = (b"x-compaction", b"x-compaction-strategy", b"x-compaction-trigger-tokens")
+ASKING = frozenset({*_ASKED, PIN_HEADER})
+# Those by which SDKs say how long they wait for an answer, in seconds.
+_PATIENCE = (b"x-stainless-read-timeout", b"x-stainless-timeout")
 # What a request is told that went on unread.
 UNREAD: Headers = [(b"x-compaction-status", Status.NONE.value.encode())]
 
@@ -82,7 +61,7 @@ def control(headers: Sequence[tuple[bytes, bytes]]) -> Control:
         RequestRefused: 400, one of them cannot be understood.
     """
     first = first_values(headers)
-    usual = _control(*map(first.get, _SHORT_FIELDS))
+    usual = _control(*map(first.get, _ASKED + _PATIENCE))
     return replace(usual, pins=pins(headers)) if PIN_HEADER in first else usual
 
 
@@ -127,26 +106,22 @@ def report_headers(report: Report, overhead_s: float | None = None) -> Headers:
     saved = None
     if report.tokens_before is not None and report.tokens_after is not None:
         saved = report.tokens_before - report.tokens_after
-    told: tuple[object, ...] = (
-        report.status,
-        report.conversation,
-        report.strategy,
-        report.round,
-        report.messages_before,
-        report.messages_after,
-        report.tokens_before,
-        report.tokens_after,
-        saved,
-        report.window,
-        _until_trigger(report),
-        None if overhead_s is None else f"{overhead_s * 1000:.1f}",
-        report.reason,
+    told: tuple[tuple[bytes, object], ...] = (
+        (b"x-compaction-status", report.status),
+        (b"x-compaction-session", report.conversation),
+        (b"x-compaction-strategy", report.strategy),
+        (b"x-compaction-round", report.round),
+        (b"x-compaction-messages-before", report.messages_before),
+        (b"x-compaction-messages-after", report.messages_after),
+        (b"x-compaction-tokens-before", report.tokens_before),
+        (b"x-compaction-tokens-after", report.tokens_after),
+        (b"x-compaction-tokens-saved", saved),
+        (b"x-compaction-context-limit", report.window),
+        (b"x-compaction-until-trigger-percent", _until_trigger(report)),
+        (b"x-compaction-overhead-ms", None if overhead_s is None else f"{overhead_s * 1000:.1f}"),
+        (b"x-compaction-reason", report.reason),
     )
-    return [
-        (name, str(field).encode("latin-1", "replace"))
-        for name, field in zip(_REPORTED, told, strict=True)
-        if field is not None
-    ]
+    return [(name, str(field).encode("latin-1", "replace")) for name, field in told if field is not None]
 
 
 def _until_trigger(report: Report) -> int | None:

@@ -14,8 +14,7 @@ from starlette.types import Receive, Scope
 
 from proxy.errors import RequestRefused
 
-# Where our server says, in a scope's extensions, how to be told that the client has left: a function that
-# takes what is to be called then, or None to be told no more.
+# What our server (serving/connection.py) offers in a scope's extensions; the layers share no module for it.
 DEPARTURE = "compaction_proxy.departure"
 NOTICE = "notice"
 Notice = Callable[[Callable[[], None] | None], None]

@@ -4,7 +4,12 @@ import re
 from functools import lru_cache
 from urllib.parse import quote, unquote, urlsplit
 
+from proxy.errors import RequestRefused
+
 COMPACTED_ENDING = b"/chat/completions"
+_DOTS = re.compile(rb"(?:\.|%2e){2}", re.IGNORECASE)
+# What a segment adds to the depth of a path, if not one.
+_DEPTHS = {"": 0, ".": 0, "..": -1}
 _DEPLOYMENT = re.compile(rb"/deployments/([^/]+)/chat/completions\Z")
 
 OWN_PATHS = frozenset(
@@ -42,6 +47,16 @@ def with_deployment(raw_path: bytes, model: str) -> bytes:
     return raw_path[: found.start(1)] + quote(model, safe="").encode() + raw_path[found.end(1) :]
 
 
+def _leaves(path: bytes) -> bool:
+    """Whether a path, once dots are resolved as the upstream may, is none below where it is appended to."""
+    depth = 0
+    for segment in unquote(path.decode("latin-1")).split("/"):
+        depth += _DEPTHS.get(segment, 1)
+        if depth < 0:
+            return True
+    return False
+
+
 def is_own(path: str, base_path: str = "") -> bool:
     """Whether a path is served by us and never relayed.
 
@@ -72,9 +87,14 @@ def join(base_url: str, raw_path: bytes, query: bytes) -> tuple[str, bytes]:
         base_url: `upstream.base_url`; a trailing slash makes no difference.
         raw_path: The path as the client wrote it.
         query: The query as the client wrote it, without `?`; empty for none.
+
+    Raises:
+        RequestRefused: 400, the path would leave the base.
     """
     origin, prefix = _base(base_url)
     if prefix.endswith(b"/v1") and (raw_path == b"/v1" or raw_path.startswith(b"/v1/")):
         raw_path = raw_path[3:]
+    if raw_path[:1] not in {b"/", b""} or (_DOTS.search(raw_path) is not None and _leaves(raw_path)):
+        raise RequestRefused(400, "The path leaves what the proxy relays to.", "invalid_path")
     target = prefix + raw_path or b"/"
     return origin, target + b"?" + query if query else target

@@ -1,7 +1,4 @@
-"""An HTTP/1.1 connection of the server: requests in, one answer after the other out.
-
-uvicorn runs the server; its own connection takes as long for a small request as all the rest of ours.
-"""
+"""An HTTP/1.1 connection of uvicorn's server: requests in, one answer after the other out."""
 
 import asyncio
 from collections import deque
@@ -12,9 +9,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
-from proxy.errors import RequestRefused, openai_error
-from proxy.serving.cycle import STATUS_LINES, Cycle, head_lines
-from proxy.serving.h2c import without_offer
+from proxy.errors import RequestRefused
+from proxy.serving.cycle import Cycle, head_lines, refusal
 from proxy.serving.request_parser import Head, RequestParser
 
 if TYPE_CHECKING:
@@ -22,9 +18,12 @@ if TYPE_CHECKING:
 
 # Bytes of a body that wait for the application until no more is taken from the socket.
 UNREAD_BYTES = 65_536
+# Of a body whose request is answered already so many bytes are dropped, then the connection ends.
+DROPPED_BYTES = 262_144
+# Requests that wait for an answer before them, at most.
+MAX_WAITING = 1_000
 
-# Where in a scope's extensions an application finds how to be told that the client has left: a function that
-# takes what is to be called then, or None to be told no more.
+# Where in a scope's extensions an application finds `Connection.tell_departure`.
 DEPARTURE = "compaction_proxy.departure"
 NOTICE = "notice"
 
@@ -71,7 +70,9 @@ class Connection(asyncio.Protocol):
         self._active: Cycle | None = None
         self._room: asyncio.Event | None = None
         self._departure: Callable[[], None] | None = None
-        self._lost = False
+        self._lost = self._deaf = False
+        self._dropped = self._unsent = 0
+        self._taken = 0.0
         self._added: tuple[object, bytes, bool] = (None, b"", False)
 
     # The loop's calls.
@@ -103,12 +104,11 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Read what has arrived."""
         self.heard = self.loop.time()
-        if self.hung_up or self.transport.is_closing():
+        if self.hung_up or self._deaf or self.transport.is_closing():
             return
-        between = self.cycle is None or self.cycle.response_complete
-        refusal = self._parser.feed(without_offer(data) if between else data)
-        if refusal is not None:
-            self._refuse_what_came(refusal)
+        error = self._parser.feed(data)
+        if error is not None:
+            self._refuse_what_came(error)
 
     def pause_writing(self) -> None:
         """The client takes nothing more for now."""
@@ -126,12 +126,17 @@ class Connection(asyncio.Protocol):
     def head_begins(self) -> None:
         """The head of a request begins."""
         self.heading = True
+        self._dropped = 0
+        if len(self.waiting) >= MAX_WAITING:
+            self._be_deaf()
         if self.cycle is not None:
             self.begun = self.heard
 
     def head_came(self, head: Head) -> None:
         """The head has come: the request begins, or waits for its turn."""
         self.heading = False
+        if self._deaf:
+            return
         scope = {
             **self._scope,
             "http_version": head.version,
@@ -153,23 +158,37 @@ class Connection(asyncio.Protocol):
     def body_came(self, piece: bytes) -> None:
         """A part of the body has come; of a request that is answered already it is left out."""
         cycle = self.cycle
-        if cycle is not None and not cycle.response_complete and cycle.take(piece) > UNREAD_BYTES:
+        if self._deaf:
+            return
+        if cycle is None or cycle.response_complete:
+            self._dropped += len(piece)
+            if self._dropped > DROPPED_BYTES and not self.hung_up:
+                self._linger()
+        elif cycle.take(piece) > UNREAD_BYTES:
             self.pause_reading()
 
     def request_came(self) -> None:
         """A request has come to its end."""
-        if self.cycle is not None:
+        if self.cycle is not None and not self._deaf:
             self.cycle.whole()
 
     def _refuse_what_came(self, error: RequestRefused) -> None:
-        """What has come cannot be read: end the connection, with the answer that is under way, if any."""
-        active = self._active
-        if active is None or active.response_complete or active.more_body:
+        """What has come cannot be read: end the connection once all before it are answered."""
+        if self.waiting and self.waiting[-1].more_body:
+            self.waiting.pop()
+        last = self.waiting[-1] if self.waiting else self._active
+        if last is None or last.response_complete or last.more_body:
             self.refuse(error)
         else:
-            active.keep_alive = False
-            self.waiting.clear()
-            self.pause_reading()
+            self._be_deaf()
+
+    def _be_deaf(self) -> None:
+        """Hear nothing more, and end with the answers to what was heard."""
+        self._deaf = True
+        last = self.waiting[-1] if self.waiting else self._active
+        if last is not None:
+            last.keep_alive = False
+        self.pause_reading()
 
     # The requests' calls (`cycle.Wire`).
 
@@ -213,13 +232,9 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, cycle: Cycle) -> None:
         self._active = cycle
-        cycle.task = self.loop.create_task(cycle.run(self._app))
-        self._state.tasks.add(cycle.task)
-
-    def ended(self, cycle: Cycle) -> None:
-        """Nothing is done for a request any more."""
-        if cycle.task is not None:
-            self._state.tasks.discard(cycle.task)
+        task = self.loop.create_task(cycle.run(self._app))
+        self._state.tasks.add(task)
+        task.add_done_callback(self._state.tasks.discard)
 
     def tell_departure(self, departure: Callable[[], None] | None) -> None:
         """Call `departure` when the client leaves, soon if it already has; None: nobody any more.
@@ -236,8 +251,17 @@ class Connection(asyncio.Protocol):
 
     # The server's calls.
 
+    def stuck_s(self, now: float) -> float:
+        """For how long, by the loop's clock, the client has taken nothing of what waits for it. Ask often."""
+        unsent = self.transport.get_write_buffer_size()
+        if unsent != self._unsent or not unsent:
+            self._unsent, self._taken = unsent, now
+        return now - self._taken
+
     def shutdown(self) -> None:
         """Let the connection end with its answer, or now if there is nothing to wait for."""
+        if self.hung_up:
+            self.transport.close()
         for cycle in (self._active, self.cycle):
             if cycle is not None:
                 cycle.keep_alive = False
@@ -247,20 +271,13 @@ class Connection(asyncio.Protocol):
     def refuse(self, error: RequestRefused) -> None:
         """End the connection with an error of ours; where an answer has begun, it is cut instead."""
         if self._active is None or self._active.response_complete or not self._active.response_started:
-            body = openai_error(error)
-            fields = [
-                *self._state.default_headers,
-                (b"content-type", b"application/json"),
-                (b"content-length", b"%d" % len(body)),
-                (b"connection", b"close"),
-            ]
-            self.transport.write(STATUS_LINES[error.status] + head_lines(fields) + b"\r\n" + body)
+            self.transport.write(refusal(error, self.added_lines()[0]))
         self._leave()
         self._linger()
 
     def hang_up(self) -> None:
         """Nothing more is said here. Of a request that is still coming the rest is dropped."""
-        if self.cycle is not None and self.cycle.more_body:
+        if self._deaf or (self.cycle is not None and self.cycle.more_body):
             self._linger()
         else:
             self.transport.close()

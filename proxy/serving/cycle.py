@@ -12,7 +12,7 @@ from typing import Protocol
 import structlog
 from starlette.types import ASGIApp, Message, Scope
 
-from proxy.errors import Crashed, openai_error
+from proxy.errors import Crashed, RequestRefused, openai_error
 from proxy.guard import contained
 from proxy.logs import REQUEST_CRASHED
 
@@ -23,10 +23,11 @@ _CLOSE = b"connection: close\r\n"
 _CHUNKED = b"transfer-encoding: chunked\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
 _DISCONNECT: Message = {"type": "http.disconnect"}
+_JSON = ((b"content-type", b"application/json"),)
 _WITHOUT_BODY = frozenset({204, 304})
 _FRAMING = frozenset({b"content-length", b"transfer-encoding", b"connection"})
 _PHRASES = {status.value: status.phrase for status in http.HTTPStatus}
-STATUS_LINES = {
+_STATUS_LINES = {
     status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(100, 600)
 }
 
@@ -43,6 +44,13 @@ def head_lines(fields: Sequence[tuple[bytes, bytes]]) -> bytes:
     if not block.count(b"\r") == block.count(b"\n") == len(fields) or b"\0" in block:
         raise ValueError("a header field holds what would end its line")
     return block
+
+
+def refusal(error: RequestRefused, added: bytes) -> bytes:
+    """A whole answer after which nothing more is said; `added` are header lines that every answer carries."""
+    body = openai_error(error)
+    fields = [*_JSON, (b"content-length", b"%d" % len(body))]
+    return b"".join((_STATUS_LINES[error.status], added, head_lines(fields), _CLOSE, b"\r\n", body))
 
 
 class Wire(Protocol):
@@ -72,10 +80,6 @@ class Wire(Protocol):
         """Nothing more is said on it."""
         ...
 
-    def ended(self, cycle: "Cycle") -> None:
-        """The application has returned."""
-        ...
-
 
 class Cycle:
     """A request on its way through an application.
@@ -88,7 +92,6 @@ class Cycle:
 
     Attributes:
         scope: As given.
-        task: That runs the application, from when its turn has come.
         keep_alive: Whether the connection goes on after this.
         expects_continue: Whether the client still waits.
         more_body: Whether the request is not whole yet.
@@ -114,12 +117,10 @@ class Cycle:
         "response_complete",
         "response_started",
         "scope",
-        "task",
     )
 
     def __init__(self, wire: Wire, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
         self.scope = scope
-        self.task: asyncio.Task[None] | None = None
         self.keep_alive = keep_alive
         self.expects_continue = expects_continue
         self.more_body = True
@@ -143,7 +144,6 @@ class Cycle:
             with contained(_crashed):
                 await app(self.scope, self.receive, self.send)
         finally:
-            self._wire.ended(self)
             if not (self.response_complete or self.disconnected):
                 self._break_off()
 
@@ -162,6 +162,7 @@ class Cycle:
     def leave(self) -> None:
         """There is nobody to answer any more."""
         self.disconnected = not self.response_complete
+        self._head = b""
         self._tell()
 
     def _tell(self) -> None:
@@ -172,7 +173,7 @@ class Cycle:
 
     async def receive(self) -> Message:
         """The next of the request (ASGI)."""
-        if self.expects_continue and not self._wire.transport.is_closing():
+        if self.expects_continue and not self.disconnected:
             self.expects_continue = False
             self._wire.transport.write(_CONTINUE)
         if not self._has_news():
@@ -221,7 +222,7 @@ class Cycle:
         fields = [(name.lower(), value) for name, value in headers]
         framing = {name: value for name, value in fields if name in _FRAMING}
         ours, closes = self._wire.added_lines()
-        head = STATUS_LINES[status] + ours + head_lines(fields)
+        head = _STATUS_LINES[status] + ours + head_lines(fields)
         self._bodiless = self.scope["method"] == "HEAD" or status in _WITHOUT_BODY
         if b"content-length" in framing:
             self._left = 0 if self._bodiless else int(framing[b"content-length"])
@@ -277,7 +278,7 @@ class Cycle:
             self._flush()
         else:
             body = openai_error(Crashed())
-            fields = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+            fields = [*_JSON, (b"content-length", b"%d" % len(body))]
             self.keep_alive = False
             self._start(Crashed.status, fields)
             self._send_body(body, more=False)

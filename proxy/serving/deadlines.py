@@ -1,7 +1,7 @@
-"""Clients that take too long to send a request, which would hold their connections for ever.
+"""Clients that take too long to send a request or to take an answer: they would hold connections for ever.
 
-Whoever serves looks over all connections once a second: that is cheaper than a timer for each, and exact
-enough. What a client has been waiting for, such as a place or an answer, is never held against it.
+Whoever serves looks over all connections at least once a second: that is cheaper than a timer for each, and
+exact enough. What a client has been waiting for, such as a place or an answer, is never held against it.
 """
 
 from collections.abc import Iterable
@@ -23,19 +23,25 @@ class Deadlines:
         head_s: From the connection, or the first byte of a further request, to the end of the head.
         body_s: Of silence while a body is on its way.
         idle_s: From an answer to the first byte of a further request.
+        send_s: In which nothing of an answer is taken.
         linger_s: To read the last answer and close the connection themselves.
     """
 
     head_s: float = 15.0
     body_s: float = 30.0
     idle_s: float = 75.0
+    send_s: float = 60.0
     linger_s: float = 2.0
 
 
 def sweep(connections: Iterable[object], deadlines: Deadlines, now: float) -> None:
     """End what is overdue at `now`, on the loop's clock."""
     for connection in list(connections):
-        if isinstance(connection, Connection) and not connection.transport.is_closing():
+        if not isinstance(connection, Connection):
+            continue
+        if connection.stuck_s(now) > deadlines.send_s:
+            connection.transport.abort()
+        elif not connection.transport.is_closing():
             _look_at(connection, deadlines, now)
 
 

@@ -21,6 +21,7 @@ SETTLE_S = 1.0
 # The application's own closing gets this long, in seconds, and less if the end is insisted on.
 CLOSE_S = 5.0
 HURRIED_CLOSE_S = 0.5
+_CLOSE = (b"connection", b"close")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,8 @@ class Foreground(uvicorn.Server):
         """Serve until told to end, and then as long as requests are still accepted."""
         await super().main_loop()
         self.lifespan.state["stopping"] = True
-        self.config.encoded_headers.append((b"connection", b"close"))
+        self.config.encoded_headers.append(_CLOSE)
+        self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
         self._answered_before = self.server_state.total_requests
         self._told(sum(map(_is_under_way, self._connections())))
         ticks = 0
@@ -165,7 +167,8 @@ class Foreground(uvicorn.Server):
         if connection.transport.is_closing():
             return
         if connection.hung_up:
-            connection.transport.close()
+            if late:
+                connection.transport.close()
         elif cycle is not None and _is_under_way(connection):
             cycle.keep_alive = False
         elif late or (cycle is not None and cycle.response_complete):

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.errors import RequestRefused
 from proxy.relay.paths import is_compacted, is_own, join
 
 
@@ -113,3 +114,17 @@ def test_the_client_path_is_appended_byte_for_byte(
 def test_a_target_ends_in_the_clients_own_bytes(path: bytes, query: bytes) -> None:
     _, target = join("http://a.example/base", b"/" + path, query)
     assert target == b"/base/" + path + (b"?" + query if query else b"")
+
+
+@pytest.mark.parametrize(
+    "raw_path",
+    [b"/v1/../admin", b"/v1/%2e%2E/admin", b"/..", b"/v1/..%2fadmin", b"/v1/a/../../b", b"/v1//../b", b"*"],
+)
+def test_no_path_leaves_the_base_of_the_upstream(raw_path: bytes) -> None:
+    with pytest.raises(RequestRefused, match="leaves"):
+        join("https://host/tenant/v1", raw_path, b"")
+
+
+@pytest.mark.parametrize("raw_path", [b"/v1/...", b"/v1/a..b/c", b"/v1/a/../b", b"/v1/..a", b"/v1/a/%2e%2e"])
+def test_dots_that_stay_below_it_go_on_as_they_are(raw_path: bytes) -> None:
+    assert join("https://host/v1", raw_path, b"") == ("https://host", raw_path)

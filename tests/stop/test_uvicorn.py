@@ -1,4 +1,4 @@
-"""What our way to end relies on in uvicorn. An upgrade that breaks it must not go unnoticed."""
+"""How uvicorn's server ends with our connections, as it does where the proxy is embedded."""
 
 import asyncio
 import socket
