@@ -33,8 +33,8 @@ RUN ["python", "-c", "import compileall, os; compileall.compile_dir(os.path.dirn
 RUN ["install", "--directory", "--owner=10001", "--group=10001", "--mode=0700", "/data"]
 COPY --from=build /app /app
 ENV PATH=/app/bin:$PATH PYTHONDONTWRITEBYTECODE=1
-# glibc keeps free memory apart for each thread; there are few, which the interpreter lock keeps apart anyway.
-ENV MALLOC_ARENA_MAX=1
+# glibc keeps free memory apart for each thread, of which there are few, and keeps that of large bodies for ever.
+ENV MALLOC_ARENA_MAX=1 MALLOC_MMAP_THRESHOLD_=262144 MALLOC_TRIM_THRESHOLD_=1048576
 # Other containers must reach it; without server.admin_key that leaves admin and UI closed.
 ENV COMPACTION_PROXY__SERVER__HOST=0.0.0.0 COMPACTION_PROXY__STORE__URL=sqlite:////data/state.db
 WORKDIR /config

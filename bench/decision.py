@@ -30,8 +30,9 @@ from starlette.types import ASGIApp, Message, Scope
 from upstream import whole_answer
 
 from proxy import app, logs
+from proxy.cli.foreground import settle
 from proxy.config.model import Config
-from proxy.ports import HttpRequest
+from proxy.ports import HttpEngine, HttpRequest
 from proxy.relay.inbound import DEPARTURE, NOTICE
 
 # What a server hands over at a time.
@@ -72,6 +73,10 @@ class Engine:
 
     def __init__(self) -> None:
         self.sent_s = 0.0
+
+    def opened(self, config: Config) -> HttpEngine:  # noqa: ARG002 - the application's
+        """This one, whatever is configured."""
+        return self
 
     async def send(self, request: HttpRequest) -> _Answer:
         """See `HttpEngine`."""
@@ -246,7 +251,7 @@ async def _held(caller: Caller, tokens: int, turns: int, mode: str) -> dict[str,
 
 async def _measured(mode: str, turns: int, lengths: Sequence[int], folder: Path) -> None:
     engine = Engine()
-    app.ENGINES["native"] = lambda **_: engine
+    app.opened_engine = engine.opened
     called = app.create_app(
         Config.model_validate(
             {
@@ -258,6 +263,7 @@ async def _measured(mode: str, turns: int, lengths: Sequence[int], folder: Path)
     )
     caller = Caller(called, engine)
     async with _living(called):
+        settle()
         for turn in _turns("warming", WARM_TOKENS, WARM_TURNS, mode):
             await caller.turn(turn)
         fast = "toktok" in sys.modules

@@ -111,12 +111,21 @@ class Bench:
             print(f"left out {name}: {error}", file=sys.stderr, flush=True)
 
 
+# What the image and the systemd unit tell glibc.
+ALLOCATOR = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "262144",
+    "MALLOC_TRIM_THRESHOLD_": "1048576",
+}
+
+
 def _ours(
     bench: Bench, name: str, settings: Mapping[str, str], headers: tuple[str, ...] = ()
 ) -> Iterator[Target]:
     folder = bench.folder / name
     given = {
         **_SETTINGS,
+        **ALLOCATOR,
         "COMPACTION_PROXY__UPSTREAM__BASE_URL": bench.upstream.url + "/v1",
         "COMPACTION_PROXY__SERVER__PORT": "0",
         "COMPACTION_PROXY__STORE__URL": f"sqlite:///{folder}/state.db",

@@ -85,8 +85,8 @@ def _exit_soon() -> None:
     timer.start()
 
 
-def _accept(started: Callable[[socket.socket], None], bound: socket.socket) -> None:
-    """Say that requests are accepted, in a process that does nothing but answer them from now on.
+def settle() -> None:
+    """Set the interpreter up for a process that does nothing but answer requests from now on.
 
     Threads that read and count beside the loop give way to it soon; and what start-up has made stays until
     the end, so the collector need not look through it again and again. What requests leave behind is mostly
@@ -96,7 +96,6 @@ def _accept(started: Callable[[socket.socket], None], bound: socket.socket) -> N
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTIONS)
-    started(bound)
 
 
 def serve_on(
@@ -134,13 +133,17 @@ def serve_on(
         if ending is not None:
             ending()
 
+    def accept() -> None:
+        settle()
+        started(bound)
+
     app, late = create_app(config), deadlines(config.server)
     running = serving.server(app, waits, told, insistent=worker is None, deadlines=late)
     if obey is not None:
         obey(running)
     bound = bind()
     with asyncio.Runner(loop_factory=running.config.get_loop_factory()) as runner:
-        runner.run(serving.run(running, bound, lambda: _accept(started, bound)))
+        runner.run(serving.run(running, bound, accept))
         came = running.ending
         counts = {"finished": came.finished, "dropped": came.dropped, "cut": came.cut}
         log.info(logs.SERVING_STOPPED, **counts, **named)

@@ -32,3 +32,14 @@ def test_a_rival_is_told_where_to_listen_and_where_to_go(
     assert "8765" in told
     assert "http://127.0.0.1:9" in told
     assert settings["HOME"] == str(tmp_path), "it must not touch the user's own configuration"
+
+
+@pytest.mark.parametrize("file", ["Dockerfile", "deploy/systemd/compaction-proxy.service"])
+def test_the_allocator_is_told_the_same_wherever_the_proxy_runs(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    allocator = importlib.import_module("targets").ALLOCATOR
+    told = " ".join(f"{name}={held}" for name, held in allocator.items())
+    text = (BENCH.parent / file).read_text(encoding="utf-8")
+    assert any(line in {f"ENV {told}", f"Environment={told}"} for line in text.splitlines())
