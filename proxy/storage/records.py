@@ -26,7 +26,7 @@ __all__ = ["Fields", "Item", "Line", "Records"]
 
 OPEN_LIMIT_S = 1.0
 FORGET_LIMIT_S = 60.0
-CACHE_BYTES = 32 * 1024 * 1024
+CACHE_BYTES = 16 * 1024 * 1024
 KNOWN_FOR_S = 3600.0
 """How long a record that stands in the store is used without asking again; others may have changed it."""
 

@@ -1,4 +1,7 @@
-from proxy.storage.cache import Cache
+from proxy.storage.cache import ENTRY_BYTES, Cache
+
+# For three records of ten bytes under keys of one.
+ROOM = 3 * (2 * 10 + 1 + ENTRY_BYTES)
 
 
 class Clock:
@@ -13,7 +16,7 @@ def held(cache: Cache) -> list[str]:
 
 
 def test_the_least_recently_used_leaves_first() -> None:
-    cache = Cache(30, Clock())
+    cache = Cache(ROOM, Clock())
     for key in "abc":
         cache.put(key, {"k": key}, 10, 60)
     cache.get("a")
@@ -23,25 +26,25 @@ def test_the_least_recently_used_leaves_first() -> None:
 
 
 def test_a_large_record_takes_the_room_of_several() -> None:
-    cache = Cache(30, Clock())
+    cache = Cache(ROOM, Clock())
     for key in "abc":
         cache.put(key, {}, 10, 60)
-    cache.put("d", {}, 25, 60)
+    cache.put("d", {}, 600, 60)
 
     assert held(cache) == ["d"]
 
 
 def test_what_is_too_large_is_not_held_and_its_older_form_is_gone() -> None:
-    cache = Cache(30, Clock())
+    cache = Cache(ROOM, Clock())
     cache.put("a", {"n": 1}, 10, 60)
     cache.put("b", {}, 10, 60)
-    cache.put("a", {"n": 2}, 31, 60)
+    cache.put("a", {"n": 2}, 1_000, 60)
 
     assert held(cache) == ["b"]
 
 
 def test_overwriting_counts_once() -> None:
-    cache = Cache(30, Clock())
+    cache = Cache(ROOM, Clock())
     for n in range(10):
         cache.put("a", {"n": n}, 10, 60)
         cache.put("b", {}, 20, 60)
@@ -51,7 +54,7 @@ def test_overwriting_counts_once() -> None:
 
 def test_a_record_leaves_when_its_time_is_over() -> None:
     clock = Clock()
-    cache = Cache(30, clock)
+    cache = Cache(ROOM, clock)
     cache.put("a", {}, 10, 60)
     clock.time += 60
 

@@ -173,7 +173,7 @@ async def test_what_is_held_is_asked_for_again_after_an_hour() -> None:
 
 
 async def test_what_is_held_is_bounded() -> None:
-    scene = Scene(cache_bytes=10_000)
+    scene = Scene(cache_bytes=20_000)
     scene.store.trouble = StoreUnavailable("away")
     for n in range(100):
         await scene.records.save(f"k{n}", {"text": "x" * 2000}, ttl_s=DAY_S)
