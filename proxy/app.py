@@ -53,6 +53,7 @@ from proxy.relay.chat import Chat
 from proxy.relay.exchange import Upstream
 from proxy.relay.gate import Gate
 from proxy.relay.identity import minted, origin
+from proxy.relay.known_clients import KnownClients
 from proxy.steering import Steering
 from proxy.storage.deadline import within
 from proxy.storage.records import Records
@@ -254,6 +255,9 @@ def create_app(config: Config, *, store: Store | None = None) -> ASGIApp:
         chat=chat,
         blind=Blind(upstream),
         hop=hop,
+        clients=KnownClients(
+            (key.get_secret_value() for key in config.server.client_keys), pays=bool(upstream.api_key)
+        ),
         base_path=config.server.base_path,
         lifespan=Router(lifespan=parts.running),
     )

@@ -4,9 +4,11 @@ import asyncio
 import gc
 import os
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from proxy import logs, serving
 from proxy.compaction.policies import policy_for
@@ -70,6 +72,23 @@ def deadlines(server: ServerSection) -> serving.Deadlines:
     return serving.Deadlines(
         head_s=server.head_timeout_s, body_s=server.body_timeout_s, send_s=server.send_timeout_s
     )
+
+
+def secured(server: ServerSection) -> ssl.SSLContext | None:
+    """What serves TLS, if a server of this configuration does.
+
+    Raises:
+        ConfigError: Certificate and key are of no use.
+    """
+    certificate, key = server.tls_certificate, server.tls_key
+    if certificate is None or key is None:
+        return None
+    return serving.tls(str(Path(certificate).expanduser()), str(Path(key).expanduser()))
+
+
+def scheme(server: ServerSection) -> str:
+    """What a server of this configuration speaks."""
+    return "http" if server.tls_certificate is None else "https"
 
 
 def announce(config: Config, url: str) -> None:
@@ -137,8 +156,9 @@ def serve_on(
         settle()
         started(bound)
 
-    app, late = create_app(config), deadlines(config.server)
-    running = serving.server(app, waits, told, insistent=worker is None, deadlines=late)
+    context, late = secured(config.server), deadlines(config.server)
+    app = create_app(config)
+    running = serving.server(app, waits, told, insistent=worker is None, deadlines=late, context=context)
     if obey is not None:
         obey(running)
     bound = bind()
@@ -160,5 +180,5 @@ def run_one(config: Config) -> None:
     serve_on(
         lambda: serving.listen(config.server.host, config.server.port),
         config,
-        lambda bound: announce(config, serving.base_url(bound)),
+        lambda bound: announce(config, serving.base_url(bound, scheme(config.server))),
     )

@@ -1,28 +1,42 @@
 """`health`: asks a running proxy whether it is ready. It starts every few seconds, so it imports little."""
 
 import http.client
+import ssl
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 if TYPE_CHECKING:
     from proxy.config.sections import ServerSection
 
 TIMEOUT_S = 5
+LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
 REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - recognised, not bound
 
 
 def local_url(server: "ServerSection") -> str:
     """Where the proxy of this configuration answers on this machine, its base path included."""
     host = REACHED_AT.get(server.host, server.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{server.port}{server.base_path}"
+    scheme = "http" if server.tls_certificate is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}{server.base_path}"
+
+
+def _connection(url: SplitResult) -> http.client.HTTPConnection:
+    """A connection to a base URL. On this machine a certificate is for the names that others use."""
+    host = url.hostname or ""
+    if url.scheme != "https":
+        return http.client.HTTPConnection(host, url.port, timeout=TIMEOUT_S)
+    context = ssl.create_default_context()
+    if host in LOCAL:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return http.client.HTTPSConnection(host, url.port, timeout=TIMEOUT_S, context=context)
 
 
 def is_ready(url: str) -> tuple[bool, str]:
     """Whether the proxy at a base URL is ready, and a line that says so."""
     try:
         parts = urlsplit(url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
+        connection = _connection(parts)
         connection.request("GET", f"{parts.path.rstrip('/')}/readyz")
         status = connection.getresponse().status
         connection.close()

@@ -22,7 +22,7 @@ from socket import socket
 from types import FrameType
 
 from proxy import logs, serving
-from proxy.cli.foreground import patience, serve_on
+from proxy.cli.foreground import patience, scheme, secured, serve_on
 from proxy.config.model import Config
 from proxy.errors import ConfigError, ProxyError
 
@@ -285,10 +285,10 @@ def run_workers(config: Config, started: Callable[[str], None]) -> None:
     server = config.server
     if config.store.url == MEMORY:
         raise ConfigError("server.workers: several workers need a store that they can share, not memory://")
+    secured(server)  # said once, and not by each worker
     bound = _listeners(server.host, server.port, server.workers)
-    due = time.monotonic()
-    workers = [_Worker(number, held, due=due) for number, held in enumerate(bound, 1)]
-    url = serving.base_url(bound[0])
+    workers = [_Worker(number, held, due=time.monotonic()) for number, held in enumerate(bound, 1)]
+    url = serving.base_url(bound[0], scheme(server))
     parent = _Parent(config, bound[0].getsockname()[1], workers)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, parent.signalled)

@@ -9,13 +9,17 @@ from pathlib import Path
 from proxy.config import strategy_checks
 from proxy.config.document import Place
 from proxy.config.model import Config
-from proxy.config.sections import SummarySection
+from proxy.config.sections import ServerSection, SummarySection
 from proxy.config.values import origin, store_place
 
 WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - recognised, not bound
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 SQLITE = "sqlite:///"
 MEMORY = "memory://"
+KEYS_OF_OURS = (
+    "needs upstream.api_key (any word, if the upstream wants none), "
+    "because the upstream must not be shown the keys by which clients are known here"
+)
 SECOND_ORIGIN = (
     "another origin than upstream.base_url needs its own summary.api_key, "
     "because a client's credential never goes to a second origin"
@@ -53,10 +57,25 @@ def _summary_problems(config: Config, summary: SummarySection) -> Iterator[tuple
         yield "base_url", SECOND_ORIGIN
 
 
+def _tls_problems(server: ServerSection) -> Iterator[tuple[Place, str]]:
+    files = {"tls_certificate": server.tls_certificate, "tls_key": server.tls_key}
+    for name, file in files.items():
+        if file is None and any(files.values()):
+            yield ("server", name), "certificate and key are needed together"
+        elif file is not None and not strategy_checks.readable(file):
+            yield ("server", name), strategy_checks.UNREADABLE
+
+
 def problems(config: Config) -> Iterator[tuple[Place, str]]:
     """Each place whose value does not fit the others, and why."""
     if config.server.workers > 1 and config.store.url == MEMORY:
         yield ("server", "workers"), "several workers need a store that they can share, not memory://"
+    server = config.server
+    if any(not key.get_secret_value() for key in server.client_keys):
+        yield ("server", "client_keys"), "a key is empty"
+    if server.client_keys and not config.upstream.api_key.get_secret_value():
+        yield ("server", "client_keys"), KEYS_OF_OURS
+    yield from _tls_problems(server)
     if _is_ours(config, config.upstream.base_url):
         yield ("upstream", "base_url"), "this is our own address: requests would go round in circles"
     for row in config.by_glob:
@@ -67,8 +86,11 @@ def problems(config: Config) -> Iterator[tuple[Place, str]]:
 
 def warnings(config: Config) -> Iterator[str]:
     """What works but is probably not meant; one line each."""
-    if not is_loopback(config.server.host) and not config.server.admin_key.get_secret_value():
-        yield f"server.host: {config.server.host} is open to other machines, and server.admin_key is empty"
+    server, held = config.server, config.upstream.api_key.get_secret_value()
+    if not is_loopback(server.host) and not server.admin_key.get_secret_value():
+        yield f"server.host: {server.host} is open to other machines, and server.admin_key is empty"
+    if not is_loopback(server.host) and held and not server.client_keys:
+        yield f"server.host: whoever reaches {server.host} spends upstream.api_key; name server.client_keys"
     if config.session.tenant == "none":
         yield "session.tenant: none lets all clients share their conversations' summaries"
     if config.store.url == MEMORY:

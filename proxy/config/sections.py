@@ -45,14 +45,18 @@ class ServerSection(BaseModel):
     """Address to listen on; one that is not loopback should have an `admin_key`."""
     port: Annotated[Number, Field(le=65_535)] = 4141
     """TCP port; 0 takes a free one."""
+    tls_certificate: str | None = None
+    """File of a certificate chain in PEM, to serve HTTPS; null: plain HTTP."""
+    tls_key: str | None = None
+    """File of its private key in PEM, without a password."""
     base_path: BasePath = ""
     """Prefix of our own paths (health, metrics, admin); empty: none."""
     admin_key: Key = SecretStr("")
     """Bearer key of the admin API and UI; empty: they answer on loopback only."""
     secret: SecretStr = SecretStr("")
     """Key of the digests that separate tenants; empty: made once and kept beside the store."""
-    client_keys: Annotated[tuple[SecretStr, ...], Only(())] = ()
-    """Keys that clients must show us; empty: none."""
+    client_keys: tuple[Key, ...] = ()
+    """Keys of which clients must show one, as they would to the provider; empty: everybody is served."""
     workers: Annotated[Positive, Field(le=64)] = 1
     """Processes that share the port, 1 to 64; several need a store that they can share."""
     accept_grace_s: Number | None = None

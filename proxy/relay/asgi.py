@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from proxy.errors import Overloaded, RequestRefused, UpstreamError
 from proxy.relay.exchange import send_error
 from proxy.relay.headers import HOP_HEADER, first_values, refuse_loop
+from proxy.relay.known_clients import EVERYBODY, KnownClients
 from proxy.relay.paths import is_compacted, is_own
 
 
@@ -28,6 +29,7 @@ class Dispatcher:
         chat: Answers the compacted paths.
         blind: Answers everything else.
         hop: The mark of this installation, 16 hex digits.
+        clients: Who may have requests relayed.
         base_path: Where our own paths live instead of the root.
         lifespan: Is given the server's lifespan events; by default nothing has to be done.
     """
@@ -36,6 +38,7 @@ class Dispatcher:
     chat: ASGIApp
     blind: ASGIApp
     hop: str
+    clients: KnownClients = EVERYBODY
     base_path: str = ""
     lifespan: ASGIApp = field(default_factory=Router)
 
@@ -53,6 +56,7 @@ class Dispatcher:
     async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             first = first_values(scope["headers"])
+            self.clients.admit(first)
             if HOP_HEADER in first:
                 refuse_loop(scope["headers"], self.hop)
             if b"upgrade" in first:

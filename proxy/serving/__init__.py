@@ -6,7 +6,7 @@ in the middle of something else.
 
 from proxy.serving.deadlines import Deadlines
 from proxy.serving.graceful import Ending, Foreground, Patience
-from proxy.serving.running import PORT_IS_SPREAD, base_url, listen, run, served, server
+from proxy.serving.running import PORT_IS_SPREAD, base_url, listen, run, served, server, tls
 
 __all__ = [
     "PORT_IS_SPREAD",
@@ -19,4 +19,5 @@ __all__ = [
     "run",
     "served",
     "server",
+    "tls",
 ]

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -43,7 +44,31 @@ class _Embedded(uvicorn.Server):
         yield
 
 
-def _settings(app: Application, grace_s: int | None = None) -> uvicorn.Config:
+def tls(certificate: str, key: str) -> ssl.SSLContext:
+    """What is needed to serve TLS (1.2 and up).
+
+    Args:
+        certificate: File of the certificate in PEM, and of those that lead to a known authority.
+        key: File of its private key in PEM, without a password.
+
+    Raises:
+        ConfigError: They cannot be read, or do not belong together.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(certificate, key, password=lambda: b"")
+    except ssl.SSLError as error:
+        why = (error.reason or "unreadable").replace("_", " ").lower()
+        raise ConfigError(f"server.tls_key: no key without a password to server.tls_certificate: {why}") from None
+    except OSError as error:
+        raise ConfigError(f"server.tls_certificate: cannot be read: {error.strerror}") from None
+    return context
+
+
+def _settings(
+    app: Application, grace_s: int | None = None, context: ssl.SSLContext | None = None
+) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="auto",  # uvloop where it is installed
@@ -58,6 +83,7 @@ def _settings(app: Application, grace_s: int | None = None) -> uvicorn.Config:
         proxy_headers=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=grace_s,
+        ssl_context_factory=None if context is None else lambda *_: context,
     )
 
 
@@ -68,6 +94,7 @@ def server(
     *,
     insistent: bool = True,
     deadlines: Deadlines = DEADLINES,
+    context: ssl.SSLContext | None = None,
 ) -> Foreground:
     """A server for the foreground, which ends on SIGINT and SIGTERM.
 
@@ -77,8 +104,9 @@ def server(
         told: Called when it begins to end, with the number of requests under way.
         insistent: Whether a second signal ends it at once.
         deadlines: How long clients may take to send a request.
+        context: Serves TLS; None: plain HTTP.
     """
-    return Foreground(_settings(app), patience, told, insistent=insistent, deadlines=deadlines)
+    return Foreground(_settings(app, context=context), patience, told, insistent=insistent, deadlines=deadlines)
 
 
 def _shared(family: int, address: tuple[str, int] | tuple[int, bytes]) -> socket.socket:
@@ -130,11 +158,11 @@ def listen(host: str, port: int, *, spread: bool = False) -> socket.socket:
         raise ConfigError(f"server.port: cannot listen on {host}:{port}: {why}") from None
 
 
-def base_url(bound: socket.socket) -> str:
+def base_url(bound: socket.socket, scheme: str = "http") -> str:
     """The URL under which a listening socket is reached from this machine."""
     host, port = bound.getsockname()[:2]
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - recognised, not bound
-    return f"http://[{here}]:{port}" if ":" in here else f"http://{here}:{port}"
+    return f"{scheme}://[{here}]:{port}" if ":" in here else f"{scheme}://{here}:{port}"
 
 
 async def _serve(running: uvicorn.Server, bound: socket.socket) -> None:
@@ -164,7 +192,12 @@ async def run(running: uvicorn.Server, bound: socket.socket, started: Callable[[
 
 @contextlib.asynccontextmanager
 async def served(
-    app: Application, host: str = "127.0.0.1", port: int = 0, *, deadlines: Deadlines = DEADLINES
+    app: Application,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    deadlines: Deadlines = DEADLINES,
+    context: ssl.SSLContext | None = None,
 ) -> AsyncIterator[str]:
     """Serve an application while the block runs; yields its base URL once it accepts requests.
 
@@ -173,14 +206,14 @@ async def served(
         ProxyError: The application's lifespan failed to start.
     """
     bound = listen(host, port)
-    running = _Embedded(_settings(app, grace_s=1), deadlines)
+    running = _Embedded(_settings(app, grace_s=1, context=context), deadlines)
     ready = asyncio.Event()
     serving = asyncio.create_task(run(running, bound, ready.set))
     waiting = asyncio.create_task(ready.wait())
     try:
         await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
         if ready.is_set():
-            yield base_url(bound)
+            yield base_url(bound, "http" if context is None else "https")
     finally:
         waiting.cancel()
         running.should_exit = True

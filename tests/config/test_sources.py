@@ -250,7 +250,6 @@ def test_variables_expand_in_strings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "place", "working"),
     [
-        ("server: {client_keys: [a]}", "server.client_keys", "an empty list"),
         ("upstream: {stream_usage: inject}", "upstream.stream_usage", '"observe"'),
         ("store: {keep_requests: none}", "store.keep_requests", '"auto"'),
         ("recall: {tool: inject}", "recall.tool", '"none"'),
@@ -462,6 +461,27 @@ def test_without_a_home_it_keeps_what_it_keeps_in_memory_and_says_so(tmp_path: P
     assert problems("store: {url: 'sqlite:///~/x'}", tmp_path, {}) == [
         "config.yaml:1:9: store.url: ~ needs HOME, which is not set"
     ]
+
+
+def test_clients_keys_are_never_shown_to_the_upstream(tmp_path: Path) -> None:
+    assert problems("server: {client_keys: [a]}", tmp_path) == [
+        "config.yaml:1:10: server.client_keys: needs upstream.api_key (any word, if the upstream wants none), "
+        "because the upstream must not be shown the keys by which clients are known here"
+    ]
+    environ = {**HOME, P + "SERVER__CLIENT_KEYS": '["a", "b"]', P + "UPSTREAM__API_KEY": "x"}
+    keys = load(None, environ).config.server.client_keys
+    assert [key.get_secret_value() for key in keys] == ["a", "b"]
+    assert "server.client_keys: a key is empty" in problems(
+        "server: {client_keys: ['']}\nupstream: {api_key: x}", tmp_path
+    )[0]
+
+
+def test_a_key_that_anybody_may_spend_leads_to_a_warning(tmp_path: Path) -> None:
+    text = "server: {host: 0.0.0.0, admin_key: a}\nupstream: {api_key: b}\n"
+    (tmp_path / "config.yaml").write_text(text)
+    assert load(None, HOME).warnings == (
+        "server.host: whoever reaches 0.0.0.0 spends upstream.api_key; name server.client_keys",
+    )
 
 
 def test_what_is_probably_not_meant_leads_to_a_warning(tmp_path: Path) -> None:

@@ -1,21 +1,17 @@
 """The engines that the contract is run on, on both event loops. Another one joins by a line in `ENGINES`."""
 
 import asyncio
-import datetime as dt
-import ipaddress
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from proxy.adapters.aiohttp_engine import AiohttpEngine
 from proxy.adapters.native_engine import NativeEngine
 from proxy.ports import HttpEngine, HttpRequest, HttpResponse
+from tests.certificates import self_signed
 
 ENGINES: dict[str, Callable[..., HttpEngine]] = {"native": NativeEngine, "aiohttp": AiohttpEngine}
 
@@ -74,23 +70,6 @@ def whole() -> Callable[[HttpResponse], Any]:
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A self-signed certificate for localhost and its key, in one file."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = dt.datetime.now(dt.UTC)
-    names: list[x509.GeneralName] = [
-        x509.DNSName("localhost"),
-        x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
-    ]
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + dt.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    plain = serialization.NoEncryption()
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
     file = tmp_path_factory.mktemp("tls") / "localhost.pem"
-    file.write_bytes(made.public_bytes(serialization.Encoding.PEM) + pem)
+    file.write_bytes(b"".join(self_signed()))
     return file

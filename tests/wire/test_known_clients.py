@@ -1,0 +1,104 @@
+"""Who may have requests relayed, where clients must show a key."""
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.relay.known_clients import KnownClients
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+KNOWN = {"server": {"client_keys": ["ck-one", "ck-two"]}, "upstream": {"api_key": "sk-ours"}}
+REFUSED = {
+    "message": "Show a key that this proxy knows.",
+    "type": "invalid_request_error",
+    "param": None,
+    "code": "invalid_api_key",
+}
+
+
+async def answer(exchange: Any) -> None:
+    await exchange.send(OK)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    ["authorization: Bearer ck-one", "authorization: bearer  ck-two ", "x-api-key: ck-one", "api-key: ck-two"],
+)
+async def test_a_key_that_is_known_opens_and_never_leaves(wire: Any, chat: Any, shown: str) -> None:
+    async with (
+        wire.running_upstream(answer) as upstream,
+        wire.running_proxy(upstream.port, **KNOWN) as port,
+    ):
+        replies = [await wire.ask(port, chat(shown)), await wire.ask(port, wire.get("/v1/models", shown))]
+    assert [reply.body for reply in replies] == [b"ok", b"ok"]
+    assert [len(seen.fields) > 0 for seen in upstream.seen] == [True, True]
+    sent = b"".join(name + held for seen in upstream.seen for name, held in seen.fields)
+    assert sent.count(b"sk-ours") == 2
+    assert b"ck-" not in sent
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [(), ("authorization: Bearer ck-on",), ("authorization: Basic ck-one",), ("x-other: ck-one",), ("api-key:",)],
+)
+async def test_without_one_nothing_is_relayed_whatever_the_path(
+    wire: Any, chat: Any, shown: tuple[str, ...]
+) -> None:
+    async with (
+        wire.running_upstream(answer) as upstream,
+        wire.running_proxy(upstream.port, **KNOWN) as port,
+    ):
+        replies = [await wire.ask(port, chat(*shown)), await wire.ask(port, wire.get("/v1/models", *shown))]
+        health = await wire.ask(port, wire.get("/livez"))
+    assert [(reply.status, json.loads(reply.body)["error"]) for reply in replies] == [(401, REFUSED)] * 2
+    assert (health.status, upstream.seen) == (200, [])
+
+
+async def test_clients_with_keys_of_their_own_are_tenants_of_their_own(wire: Any) -> None:
+    said = wire.chat_body()
+    async with (
+        wire.running_upstream(answer) as upstream,
+        wire.running_proxy(upstream.port, **KNOWN) as port,
+    ):
+        ids = [
+            wire.status_of_ours(
+                await wire.ask(
+                    port,
+                    wire.post(
+                        "/v1/chat/completions",
+                        said,
+                        f"authorization: Bearer ck-{name}",
+                        "x-session-id: s",
+                        "x-compaction-trigger-tokens: 100000",
+                    ),
+                )
+            )["session"]
+            for name in ("one", "two", "one")
+        ]
+    assert ids[0] == ids[2] != ids[1]
+
+
+PAGES = ["https://evil.example", "http://127.0.0.1.evil.example", "null", "http://", "http://[::1", "https://10.0.0.7"]
+OURS = ["http://localhost:3000", "https://127.0.0.1", "http://[::1]:8080", "app://obsidian.md", "http://a.localhost"]
+
+
+@pytest.mark.parametrize("origin", PAGES)
+async def test_a_page_of_another_machine_cannot_spend_the_proxy_s_key(wire: Any, chat: Any, origin: str) -> None:
+    paying = {"upstream": {"api_key": "sk-ours"}}
+    async with wire.running_upstream(answer) as upstream:
+        async with wire.running_proxy(upstream.port, **paying) as port:
+            refused = await wire.ask(port, chat(f"origin: {origin}"))
+        async with wire.running_proxy(upstream.port) as port:  # the page would have to bring a key of its own
+            relayed = await wire.ask(port, chat(f"origin: {origin}"))
+    error = json.loads(refused.body)["error"]
+    assert (refused.status, error["code"], relayed.body) == (403, "origin_not_allowed", b"ok")
+
+
+@pytest.mark.parametrize("origin", OURS)
+def test_pages_of_this_machine_and_programs_can(origin: str) -> None:
+    KnownClients((), pays=True).admit({b"origin": origin.encode()})
+
+
+def test_where_no_keys_are_named_everybody_is_served() -> None:
+    KnownClients(()).admit({})

@@ -1,0 +1,84 @@
+"""The server's own TLS, with the certificate that clients must trust."""
+
+import asyncio
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.errors import ConfigError
+from proxy.serving import served, tls
+from tests.certificates import self_signed
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for this machine, and its key."""
+    return written(tmp_path_factory.mktemp("tls"), "localhost", *self_signed())
+
+
+def written(folder: Path, name: str, certificate: bytes, key: bytes) -> tuple[Path, Path]:
+    files = folder / f"{name}.pem", folder / f"{name}-key.pem"
+    for file, held in zip(files, (certificate, key), strict=True):
+        file.write_bytes(held)
+    return files
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Answers with the scheme, and as many bytes as the query asks for."""
+    if scope["type"] == "lifespan":
+        for done in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{done}.complete"})
+        return
+    body = scope["scheme"].encode() + b"x" * int(scope["query_string"] or b"0")
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def said(port: int, request: bytes, context: ssl.SSLContext | None) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    writer.write(request)
+    try:
+        async with asyncio.timeout(5):
+            return await reader.read()
+    except (ConnectionError, ssl.SSLError):
+        return b""
+    finally:
+        writer.close()
+
+
+async def test_who_trusts_the_certificate_is_answered_in_secret(files: tuple[Path, Path]) -> None:
+    context = ssl.create_default_context(cafile=files[0])
+    async with served(app, context=tls(*map(str, files))) as url:
+        port = int(url.rpartition(":")[2])
+        whole = await said(port, b"GET /?3000000 HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n", context)
+        bad = await said(port, b"GET / HTTP/1.1\r\nhost a\r\n\r\n", context)
+    assert url.startswith("https://127.0.0.1:")
+    assert whole.count(b"x") == 3_000_000
+    assert whole.rpartition(b"\r\n\r\n")[0].endswith(b"x\r\n0")
+    assert b"\r\nhttps" in whole
+    assert bad.startswith(b"HTTP/1.1 400 ")
+
+
+async def test_who_speaks_plainly_to_it_gets_nothing_and_costs_nothing(
+    files: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(app, context=tls(*map(str, files))) as url:
+        caplog.clear()
+        port = int(url.rpartition(":")[2])
+        assert await said(port, b"GET / HTTP/1.1\r\nhost: a\r\n\r\n", None) == b""
+        await asyncio.sleep(0.05)
+        assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []
+
+
+def test_files_of_no_use_are_a_problem_of_the_configuration(files: tuple[Path, Path], tmp_path: Path) -> None:
+    certificate, key = map(str, files)
+    other = written(tmp_path, "other", *self_signed())
+    locked = written(tmp_path, "locked", *self_signed(b"secret"))
+    for wrong in ((certificate, str(other[1])), (str(locked[0]), str(locked[1])), (key, certificate)):
+        with pytest.raises(ConfigError, match=r"server\.tls_key: no key without a password to server\.tls"):
+            tls(*wrong)
+    with pytest.raises(ConfigError, match=r"server\.tls_certificate: cannot be read: No such file"):
+        tls(str(tmp_path / "none.pem"), key)
