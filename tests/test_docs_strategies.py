@@ -2,7 +2,6 @@
 leave no part of the documents out that the strategies come from.
 """
 
-import ast
 import json
 import re
 from collections.abc import Iterator
@@ -16,9 +15,9 @@ from proxy import logs
 from proxy.config.model import Config
 from proxy.config.strategies import StrategiesSection
 from proxy.core.policy import STRATEGIES
+from tests.pages import cells, chapter, missing_tests, named_tests, page
 
-TESTS = Path(__file__).resolve().parent
-PAGE = (TESTS.parent / "docs" / "strategies.md").read_text(encoding="utf-8")
+PAGE = page("strategies.md")
 SEEDS = ("000", "001", "002", "003", "004")
 NONE = "–"  # noqa: RUF001 - as the page writes it
 NOT_OURS = "not ours: "
@@ -40,24 +39,8 @@ class Row(NamedTuple):
         return list(range(int(first), int(last or first) + 1)) if first else []
 
 
-def chapter(heading: str) -> str:
-    """What stands under a heading, up to the next one of its level."""
-    level = heading.partition(" ")[0]
-    found = re.search(rf"^{re.escape(heading)}[^\n]*\n(.*?)(?=^{level} |\Z)", PAGE, re.DOTALL | re.MULTILINE)
-    assert found, heading
-    return found[1]
-
-
-def cells(text: str) -> list[list[str]]:
-    """The rows of the tables in a text, without their heads."""
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    rules = {k for k, line in enumerate(lines) if set(line) <= set("|- ")}
-    kept = (line for k, line in enumerate(lines) if not {k, k + 1} & rules)
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in kept]
-
-
 def rows(seed: str) -> list[Row]:
-    return [Row(*row) for row in cells(chapter(f"### seeds/{seed}"))]
+    return [Row(*row) for row in cells(chapter(PAGE, f"### seeds/{seed}"))]
 
 
 def sections(text: str) -> list[tuple[str, int]]:
@@ -129,18 +112,8 @@ def test_every_row_of_a_map_names_a_test_or_says_why_it_is_not_ours(seed: str) -
 
 
 def test_every_test_that_is_named_exists() -> None:
-    named = re.findall(r"`((?:\w+/)*test_\w+\.py)::(\w+)`", PAGE)
-    missing = [f"{file}::{test}" for file, test in named if test not in named_in(TESTS / file)]
-
-    assert missing == []
-    assert len(named) > 200
-
-
-def named_in(path: Path) -> set[str]:
-    if not path.is_file():
-        return set()
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {each.name for each in tree.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+    assert missing_tests(PAGE) == []
+    assert len(named_tests(PAGE)) > 200
 
 
 def test_keys_and_defaults_are_those_of_the_configuration() -> None:
@@ -155,7 +128,7 @@ def test_keys_and_defaults_are_those_of_the_configuration() -> None:
     assert table == expected
 
 
-KEY_TABLE = cells(chapter("## Every key and its default"))
+KEY_TABLE = cells(chapter(PAGE, "## Every key and its default"))
 
 
 def test_every_key_that_is_named_exists() -> None:
@@ -179,7 +152,7 @@ def keys(section: type[BaseModel], before: str = "") -> Iterator[str]:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_says_when_it_compacts_what_it_costs_and_what_it_loses(name: str) -> None:
-    text = chapter(f"## {name}")
+    text = chapter(PAGE, f"## {name}")
 
     assert text.lstrip().startswith("When: ")
     assert {"Costs: ", "Loses: "} <= set(re.findall(r"^\w+: ", text, re.MULTILINE))
