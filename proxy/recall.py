@@ -174,6 +174,14 @@ class Recall:
                     return Recalled(message, made)
         return None
 
+    async def everything(self, tenant: str, conversation: str) -> list[Recalled]:
+        """All that rounds of this very conversation have taken out and that is kept, in its order."""
+        found: dict[str, Recalled] = {}
+        async for record, made in self._archives(tenant, conversation, _NOBODY):
+            for message in messages_of(record):
+                found.setdefault(message.id, Recalled(message, made))
+        return sorted(found.values(), key=lambda each: (each.message.index, each.round.at))
+
     async def _archives(
         self, tenant: str, conversation: str, known: AbstractSet[str]
     ) -> AsyncIterator[tuple[Fields, Round]]:

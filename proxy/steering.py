@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from proxy.conversations import Totals
 from proxy.core.event import COMPACTED, MARKED, PINNED, UNDONE, UNPINNED, Event
-from proxy.core.keys import conversation_key, scope_prefix
+from proxy.core.keys import conversation_key, scope_prefix, tenant_prefix
 from proxy.errors import RequestRefused, StoreUnavailable
 from proxy.history import KEPT_ROOT_LINES, History
 from proxy.owners import Owners
@@ -194,16 +194,31 @@ class Steering:
             raise _unknown("message in the archive", "message_not_found")
         return found
 
+    async def archive(self, conversation: str) -> list[Recalled]:
+        """All messages that its rounds have taken out and that are kept, in their order."""
+        return await self._recall.everything(await self._owner(conversation), conversation)
+
     async def forget(self, conversation: str) -> int:
         """Delete everything that is stored of it, and of branches that begin like it; how many records."""
         tenant = await self._owner(conversation)
         roots = await self._history.roots(tenant, conversation, KEPT_ROOT_LINES)
         scopes: list[str | bytes] = [conversation, *roots]
         counts = [await self._records.forget(scope_prefix(tenant, scope)) for scope in scopes]
-        self._wishing.forget(tenant, conversation)
         _saved(None not in counts)
         await self._owners.forget(conversation)
         return sum(filter(None, counts))
+
+    async def forget_tenant(self, conversation: str) -> int:
+        """Delete everything that is stored of whoever it belongs to; how many records.
+
+        Of their other conversations the notes of whose they are stay until they expire: they hold digests
+        only, and nothing names them.
+        """
+        tenant = await self._owner(conversation)
+        count = await self._records.forget(tenant_prefix(tenant))
+        _saved(count is not None)
+        await self._owners.forget(conversation)
+        return count or 0
 
     async def _owner(self, conversation: str) -> str:
         if not await self._records.open():

@@ -144,6 +144,7 @@ class Wishing:
         self._clock = clock
         self._held: OrderedDict[str, tuple[float, Wishes]] = OrderedDict()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        records.forgetters.append(self._forget)
 
     async def of(self, tenant: str, conversation: str) -> Wishes:
         """What is asked of a conversation, at most two seconds ago."""
@@ -209,9 +210,9 @@ class Wishing:
         _, saved = await self._change(tenant, conversation, lambda known: _undone(known, place))
         return saved
 
-    def forget(self, tenant: str, conversation: str) -> None:
-        """Let go of what this process holds."""
-        self._held.pop(wishes_key(tenant, conversation), None)
+    def _forget(self, prefix: str) -> None:
+        for key in [key for key in self._held if key.startswith(prefix)]:
+            del self._held[key]
 
     async def _read(self, key: str) -> Wishes:
         [fields] = await self._records.find([key], fresh=True)

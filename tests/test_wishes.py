@@ -203,5 +203,4 @@ async def test_what_is_forgotten_is_read_again() -> None:
     wishing = Wishing(records, DAY_S)
     await wishing.ask_compact(*WHO)
     await records.forget(wishes_key(*WHO))
-    wishing.forget(*WHO)
     assert await wishing.of(*WHO) == NONE

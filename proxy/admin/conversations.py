@@ -15,6 +15,7 @@ from proxy.admin.shapes import (
     ArchivedMessage,
     Conversation,
     Events,
+    Export,
     Forgotten,
     Hits,
     Marked,
@@ -33,7 +34,7 @@ from proxy.steering import Steering
 PATH = "/admin/v1"
 MAX_QUERY_CHARACTERS = 1_000
 
-Shape = ArchivedMessage | Conversation | Events | Forgotten | Hits | Marked | Pins | Round
+Shape = ArchivedMessage | Conversation | Events | Export | Forgotten | Hits | Marked | Pins | Round
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,21 @@ async def _overview(conversation: str, steering: Steers) -> Response:
 async def _forget(conversation: str, steering: Steers) -> Response:
     """Delete everything that is stored of a conversation and its branches."""
     return _answer(Forgotten(await steering.forget(conversation)))
+
+
+@_routes.delete("/conversations/{conversation}/tenant", response_model=Forgotten)
+async def _forget_tenant(conversation: str, steering: Steers) -> Response:
+    """Delete everything that is stored of the tenant that a conversation belongs to."""
+    return _answer(Forgotten(await steering.forget_tenant(conversation)))
+
+
+@_routes.get("/conversations/{conversation}/export", response_model=Export)
+async def _export(conversation: str, steering: Steers) -> Response:
+    """Everything that is kept of a conversation: its totals, rounds, pins, events, and archived messages."""
+    seen = conversation_shape(conversation, await steering.overview(conversation))
+    events = tuple(await steering.events(conversation))
+    messages = tuple(map(message_shape, await steering.archive(conversation)))
+    return _answer(Export(seen, events, messages))
 
 
 @_routes.get("/conversations/{conversation}/events", response_model=Events)

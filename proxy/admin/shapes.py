@@ -119,6 +119,21 @@ class ArchivedMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class Export:
+    """Everything that is kept of a conversation.
+
+    Attributes:
+        conversation: As it stands.
+        events: What has happened to it, oldest first; a round's event has the summary that was made.
+        messages: What its rounds have taken out, in the conversation's order.
+    """
+
+    conversation: Conversation
+    events: tuple[Event, ...]
+    messages: tuple[ArchivedMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Forgotten:
     """How many records were deleted."""
 

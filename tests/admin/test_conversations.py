@@ -277,10 +277,44 @@ async def test_a_conversation_is_forgotten_whole_and_comes_back_when_it_is_used_
         assert (told["rounds"], told["compact"], told["totals"]["requests"]) == ([], False, 0)
 
 
+async def test_a_tenant_is_forgotten_whole_and_nobody_else() -> None:
+    async with two_rounds() as (here, client):
+        conversations = Conversations(here.records, DAY_S, lambda: 7.0)
+        for tenant, name in ((TENANT, "c_other"), ("t_2", "c_foreign")):
+            conversations.note(tenant, name, "gpt", 500, None)
+            await here.owners.note(tenant, name)
+        await conversations.flush()
+        for name in (NAME, "c_other", "c_foreign"):
+            await client.post(f"/admin/v1/conversations/{name}/pins", json={"text": "Stay."})
+
+        answer = await client.delete(f"{PATH}/tenant")
+
+        # as in the test above, but for its mark a pin; the other's totals, wishes and events
+        assert (answer.status_code, answer.json()) == (200, {"deleted": 14})
+        assert error_of(await client.get(PATH)) == (404, "conversation_not_found")
+        told = [
+            (await client.get(f"/admin/v1/conversations/{name}")).json() for name in ("c_other", "c_foreign")
+        ]
+        assert [(each["totals"]["requests"], len(each["pins"])) for each in told] == [(0, 0), (1, 1)]
+        assert (await client.get("/admin/v1/conversations/c_other/search?q=Stay")).json() == {"hits": []}
+
+
+async def test_an_export_has_all_that_is_kept() -> None:
+    async with two_rounds() as (_, client):
+        await client.post(f"{PATH}/pins", json={"text": "Stay."})
+        exported = (await client.get(f"{PATH}/export")).json()
+        assert exported["conversation"] == (await client.get(PATH)).json()
+        assert exported["events"] == (await client.get(f"{PATH}/events")).json()["events"]
+        ids = ["m_10", "m_11", "m_20", "m_21"]
+        whole = [(await client.get(f"{PATH}/messages/{each}")).json() for each in ids]
+        assert exported["messages"] == whole
+        assert [each["text"] for each in whole[:2]] == ["The port is 4141.", "Noted."]
+
+
 ROUTES = [
     ("GET", ""), ("DELETE", ""), ("GET", "/events"), ("POST", "/compact"), ("POST", "/undo"),
     ("GET", "/pins"), ("POST", "/pins"), ("DELETE", "/pins/p_1"), ("GET", "/search?q=x"),
-    ("GET", "/messages/m_1"),
+    ("GET", "/messages/m_1"), ("GET", "/export"), ("DELETE", "/tenant"),
 ]  # fmt: skip
 
 
@@ -366,6 +400,7 @@ async def test_the_api_is_described_where_it_is(base_path: str) -> None:
         f"{start}{path}"
         for path in (
             "", "/events", "/compact", "/undo", "/pins", "/pins/{pin}", "/search", "/messages/{message}",
+                "/export", "/tenant",
         )
     }  # fmt: skip
     assert described["components"]["securitySchemes"] == {"HTTPBearer": {"type": "http", "scheme": "bearer"}}
