@@ -5,7 +5,7 @@ ARGS ?=
 
 UV_RUN := ./.ci/uv run --frozen
 
-.PHONY: demo test lint types bench check
+.PHONY: demo test lint types bench check sbom audit
 
 demo:
 	@$(UV_RUN) --no-dev compaction-proxy demo
@@ -24,3 +24,13 @@ bench:
 	@$(UV_RUN) python bench/throughput.py $(ARGS)
 
 check: lint types test
+
+# What the image installs, with hashes, from the lock alone, in CycloneDX.
+SBOM ?= dist/sbom.cdx.json
+sbom:
+	@mkdir -p $(dir $(SBOM))
+	@./.ci/uv export --quiet --frozen --no-dev --extra=crypto --extra=fast --format=cyclonedx1.5 \
+		--preview-features=sbom-export --output-file=$(SBOM)
+
+audit:
+	@./.ci/audit $(ARGS)
