@@ -17,7 +17,7 @@ from proxy.config.model import Config, ModelSettings, for_model
 from proxy.dialects.chat_reader import KEY_BYTES, Reader
 from proxy.dialects.overflow import detect
 from proxy.dialects.usage import UsageTap
-from proxy.errors import Unreadable, UpstreamError
+from proxy.errors import Overloaded, Unreadable, UpstreamError
 from proxy.relay.admission import Admission
 from proxy.relay.aftermath import Aftermath, Answered
 from proxy.relay.control import ASKING, UNREAD, Control, control, report_headers
@@ -272,7 +272,7 @@ class Chat:
             self._gate.reconsider()
             passage.overhead_s += time.perf_counter() - started
             answer = await self._open(passage.scope, shorter.raw) if shorter else None
-        except (Unreadable, UpstreamError):
+        except (Overloaded, Unreadable, UpstreamError):
             return None
         if shorter is None or answer is None:
             return None

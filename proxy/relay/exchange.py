@@ -3,6 +3,7 @@
 The engine is called directly, without an `httpx.AsyncClient` on the hot path.
 """
 
+import errno
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,12 @@ from proxy.errors import Overloaded, RequestRefused, UpstreamError, openai_error
 from proxy.guard import contained
 from proxy.logs import TAP_FAILED
 from proxy.ports import HttpEngine, HttpRequest, HttpResponse
+from proxy.relay.admission import RETRY_AFTER_S
 from proxy.relay.headers import Headers, content_length, to_client, to_upstream
 from proxy.relay.paths import join
+
+# What the system says when it has no file descriptor, port or buffer left for a connection.
+_USED_UP = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS})
 
 _log = structlog.get_logger()
 
@@ -122,11 +127,14 @@ async def open_answer(upstream: Upstream, request: HttpRequest) -> Answer:
     """Send a request and wait for status and headers of the answer.
 
     Raises:
+        Overloaded: There is no room for another connection; the upstream has seen nothing.
         UpstreamError: 502 `upstream_unreachable` or `upstream_protocol_error`, 504 `upstream_timeout`.
     """
     try:
         response = await upstream.engine.send(request)
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in _USED_UP:
+            raise Overloaded(RETRY_AFTER_S) from error
         raise UpstreamError(502, "The upstream cannot be reached.", "upstream_unreachable") from error
     except httpx.TimeoutException as error:
         raise UpstreamError(504, "The upstream did not answer in time.", "upstream_timeout") from error

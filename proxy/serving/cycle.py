@@ -95,6 +95,8 @@ class Cycle:
         keep_alive: Whether the connection goes on after this.
         expects_continue: Whether the client still waits.
         more_body: Whether the request is not whole yet.
+        body_bytes: What has come of its body.
+        looked_on: When its pace was looked at, on the loop's clock, and `body_bytes` then; None: never.
         disconnected: Whether there is nobody to answer.
         response_started: Whether the answer has begun.
         response_complete: Whether it has gone out to its end.
@@ -110,9 +112,11 @@ class Cycle:
         "_size",
         "_told",
         "_wire",
+        "body_bytes",
         "disconnected",
         "expects_continue",
         "keep_alive",
+        "looked_on",
         "more_body",
         "response_complete",
         "response_started",
@@ -124,6 +128,8 @@ class Cycle:
         self.keep_alive = keep_alive
         self.expects_continue = expects_continue
         self.more_body = True
+        self.body_bytes = 0
+        self.looked_on: tuple[float, int] | None = None
         self.disconnected = False
         self.response_started = False
         self.response_complete = False
@@ -151,6 +157,7 @@ class Cycle:
         """Add what has come of the body; bytes that are not read yet."""
         self._came.append(piece)
         self._size += len(piece)
+        self.body_bytes += len(piece)
         self._tell()
         return self._size
 

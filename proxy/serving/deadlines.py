@@ -12,6 +12,9 @@ from proxy.serving.connection import Connection
 from proxy.serving.cycle import Cycle
 
 SWEEP_S = 1.0
+# Of a body at least so many bytes a second come, over `body_s`; Apache asks for as many. Who sends a byte now
+# and then is never silent, and would hold a place for as long as it likes.
+BODY_BYTES_PER_S = 500
 _TOO_LATE = RequestRefused(408, "The request body did not come in time.", "request_timeout")
 
 
@@ -21,7 +24,7 @@ class Deadlines:
 
     Attributes:
         head_s: From the connection, or the first byte of a further request, to the end of the head.
-        body_s: Of silence while a body is on its way.
+        body_s: Of silence, or next to it (`BODY_BYTES_PER_S`), while a body is on its way.
         idle_s: From an answer to the first byte of a further request.
         send_s: In which nothing of an answer is taken.
         linger_s: To read the last answer and close the connection themselves.
@@ -65,6 +68,14 @@ def _look_at_body(connection: Connection, cycle: Cycle, deadlines: Deadlines, no
     if not cycle.more_body:
         return
     if connection.paused or cycle.expects_continue:
-        connection.heard = now  # it is for us to go on
-    elif now - connection.heard > deadlines.body_s:
+        connection.heard, cycle.looked_on = now, None  # it is for us to go on
+    elif now - connection.heard > deadlines.body_s or _trickles(cycle, deadlines.body_s, now):
         connection.refuse(_TOO_LATE)
+
+
+def _trickles(cycle: Cycle, span_s: float, now: float) -> bool:
+    """Whether in the span that now ends too little of a body has come; the next one begins with its end."""
+    begun, bytes_then = cycle.looked_on or (now, cycle.body_bytes)
+    if cycle.looked_on is None or now - begun > span_s:
+        cycle.looked_on = now, cycle.body_bytes
+    return now - begun > span_s and cycle.body_bytes - bytes_then < BODY_BYTES_PER_S * span_s

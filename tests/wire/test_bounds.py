@@ -173,6 +173,14 @@ async def test_a_body_that_stops_coming_is_answered_with_408() -> None:
     assert json.loads(body) == {"error": TOO_LATE}
 
 
+async def test_a_body_that_trickles_is_answered_with_408() -> None:
+    async with served(patient, deadlines=Deadlines(head_s=60, body_s=0.3)) as url:
+        came = await said(url, POST % 1_000 + b"\r\nhalf", *[b"x"] * 20, pause_s=0.05)
+    head, _, body = came.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(body) == {"error": TOO_LATE}
+
+
 async def test_what_is_left_of_a_refused_body_does_not_hold_its_connection() -> None:
     async with served(patient, deadlines=Deadlines(head_s=60, body_s=0.2)) as url:
         came = await said(url, POST % 10 + b"\r\n!", b"xx", pause_s=0.05)
@@ -205,6 +213,6 @@ async def test_a_refused_client_that_goes_on_sending_is_closed_after_a_while() -
 
 async def test_a_slow_body_and_a_slow_answer_are_no_offence() -> None:
     async with served(patient, deadlines=LATE) as url:
-        pieces = [b"connection: close\r\n\r\n", *[b"x"] * 6]
-        came = await said(url, POST % 6 + pieces[0], *pieces[1:], pause_s=0.1)
+        pieces = [b"connection: close\r\n\r\n", *[b"x" * 100] * 6]
+        came = await said(url, POST % 600 + pieces[0], *pieces[1:], pause_s=0.1)
     assert (came[:12], came[-2:]) == (b"HTTP/1.1 200", b"ok")
