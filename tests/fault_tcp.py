@@ -14,7 +14,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, Self, cast
 
 READ_BYTES = 65_536
 _RESET = struct.pack("ii", 1, 0)  # closing sends no FIN but RST, and drops what was not sent
@@ -46,10 +46,9 @@ class FaultTcp:
 
     Attributes:
         port: Where it listens, on the loopback interface; the same after `refuse` and `listen`.
-        forth: What happens to bytes on their way to the target.
-        back: What happens to bytes on their way back.
-        accepted: Connections taken so far.
-        open: Connections that are open now.
+        forth, back: What happens to bytes on their way to the target, and back.
+        accepted, open: Connections taken so far, and those that are open now.
+        passed: Bytes that went on so far, by direction.
     """
 
     def __init__(self, target: int, *, seed: int = 0) -> None:
@@ -58,6 +57,7 @@ class FaultTcp:
         self.forth = Faults()
         self.back = Faults()
         self.accepted = 0
+        self.passed = {"forth": 0, "back": 0}
         self._rng = random.Random(seed)
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -104,8 +104,7 @@ class FaultTcp:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+        task = cast("asyncio.Task[None]", asyncio.current_task())  # never outside of one
         self.accepted += 1
         self._tasks[task] = [writer]
         with contextlib.suppress(asyncio.CancelledError):  # by `cut`; the loop would log it
@@ -145,7 +144,9 @@ class FaultTcp:
             faults = self.forth if direction == "forth" else self.back
             left = len(data) if faults.end_after is None else faults.end_after - passed
             await self._write(writer, _flipped(data[: max(left, 0)], passed, faults.flip_at), faults)
-            passed += min(len(data), max(left, 0))
+            gone = min(len(data), max(left, 0))
+            passed += gone
+            self.passed[direction] += gone
             if passed == faults.end_after:
                 await _end(faults.end, reader, writer, writers)
                 return
@@ -193,8 +194,7 @@ def _end_writing(writer: asyncio.StreamWriter) -> None:
 
 def _close(writer: asyncio.StreamWriter, *, reset: bool) -> None:
     held = writer.get_extra_info("socket")
-    if reset and held is not None and not writer.is_closing():
-        with contextlib.suppress(OSError):
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    if reset and not writer.is_closing():
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         writer.transport.abort()
     writer.close()

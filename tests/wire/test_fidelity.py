@@ -15,8 +15,8 @@ from proxy.core import envelope
 from proxy.ports import Entry, Record
 
 CHAT = "/v1/chat/completions"
-STREAMS = 2_000
 STREAMS_AT_ONCE = 20
+STREAM_BYTES = 10_000  # on average: 20,000 streams are 200 MB
 
 
 class Kept(MemoryStore):
@@ -42,62 +42,79 @@ def chunked(pieces: list[bytes]) -> bytes:
     return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
 
 
-def slices(data: bytes, rng: random.Random, most: int) -> list[bytes]:
-    pieces = []
-    while data:
-        size = rng.randint(1, most)
-        pieces.append(data[:size])
-        data = data[size:]
+def slices_of_any_size(data: bytes, rng: random.Random) -> list[bytes]:
+    """Pieces of 1 byte to 64 KiB, small ones as likely as large ones; now and then none above 16 bytes."""
+    magnitude = 4 if rng.random() < 0.01 else 16
+    pieces, start = [], 0
+    while start < len(data):
+        stop = start + int(2 ** rng.uniform(0, magnitude))
+        pieces.append(data[start:stop])
+        start = stop
     return pieces
 
 
 def sse(seed: int) -> bytes:
-    """Events as providers send them, and as they should not: CRLF, comments, split UTF-8, no [DONE]."""
+    """Events as providers send them, and as they should not; no two alike, so that none may change places.
+
+    CRLF, comments, a byte order mark, split UTF-8, a line of 1 MiB, no [DONE], more behind it.
+    """
     rng = random.Random(seed)
     ends = [b"\n\n", b"\r\n\r\n", b"\n"]
-    lines = [b": ping", 'data: {"choices":[{"delta":{"content":"žluťoučký 🐎"}}]}'.encode(), b"data: [DONE]"]
-    events = [rng.choice(lines) + rng.choice(ends) for _ in range(rng.randint(1, 60))]
+    said = "žluťoučký 🐎 " * 50
+    events = [b"\xef\xbb\xbf"] if seed % 3 == 0 else []
+    for number in range(rng.randint(1, 60)):
+        text = said[: rng.randint(1, 600)].encode()
+        data = b'data: {"choices":[{"delta":{"content":"%d %b"}}]}' % (number, text)
+        line = rng.choice([b": ping %d" % number, data, data])
+        events.append(line + rng.choice(ends))
+    if seed % 1_000 == 1:
+        events.append(b"data: " + rng.randbytes(524_288).hex().encode() + b"\n\n")
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":2}}' % seed
-    return b"".join([*events, usage, rng.choice(ends), *events[:3]])
+    return b"".join([*events, usage, rng.choice(ends), b"data: [DONE]\n\n" * rng.randint(0, 1), *events[:3]])
 
 
-async def test_2000_streams_with_random_slicing_arrive_identical_and_are_counted(
-    wire: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.timeout(600)  # with --runslow
+async def test_streams_of_any_shape_in_slices_of_any_size_arrive_identical_and_are_counted(
+    wire: Any, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
 ) -> None:
     """Every other one goes past the gate."""
+    streams = 20_000 if pytestconfig.getoption("--runslow") else 2_000
     monkeypatch.setattr(conversations, "FLUSH_S", 600.0)  # so that the totals are written at the end
 
     async def script(exchange: Any) -> None:
         seed = json.loads(exchange.body)["seed"]
         rng = random.Random(-seed)
         head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-        framed = head + chunked(slices(sse(seed), rng, 400))
-        for piece in slices(framed, rng, 1_500):
+        framed = head + chunked(slices_of_any_size(sse(seed), rng))
+        for piece in slices_of_any_size(framed, rng):
             await exchange.send(piece)
             if rng.random() < 0.3:
                 await asyncio.sleep(0)
 
     ways = list(wire.ways.values())
-    bodies = [wire.chat_body(seed=seed, stream=True) for seed in range(STREAMS)]
+    bodies = [wire.chat_body(seed=seed, stream=True) for seed in range(streams)]
     store = Kept()
     async with (
         wire.running_upstream(script) as upstream,
         wire.running_proxy(upstream.port, store=store) as port,
     ):
 
-        async def client(first: int) -> int:
-            same = 0
-            for seed in range(first, STREAMS, STREAMS_AT_ONCE):
+        async def client(first: int) -> tuple[int, int]:
+            same = size = 0
+            for seed in range(first, streams, STREAMS_AT_ONCE):
                 fields = (*ways[seed % 2], f"x-session-id: {seed % 8}")
                 reply = await wire.ask(port, wire.post(CHAT, bodies[seed], *fields))
                 read = "tokens-before" in wire.status_of_ours(reply)
                 same += reply.whole and reply.body == sse(seed) and read == bool(ways[seed % 2])
-            return same
+                size += len(reply.body)
+            return same, size
 
-        assert sum(await asyncio.gather(*map(client, range(STREAMS_AT_ONCE)))) == STREAMS
+        came = await asyncio.gather(*map(client, range(STREAMS_AT_ONCE)))
+        assert sum(same for same, _ in came) == streams
+        assert sum(size for _, size in came) >= streams * STREAM_BYTES
     assert sorted(seen.body for seen in upstream.seen) == sorted(bodies)
     names = ("requests", "request_bytes", "prompt_tokens", "completion_tokens")
-    counted = (STREAMS, sum(map(len, bodies)), sum(range(STREAMS)), 2 * STREAMS)
+    counted = (streams, sum(map(len, bodies)), sum(range(streams)), 2 * streams)
     assert tuple(map(store.totals, names)) == counted
 
 
