@@ -15,6 +15,7 @@ from proxy.compaction.policies import policy_for
 from proxy.config.checks import is_loopback
 from proxy.config.model import Config, for_model
 from proxy.config.sections import ServerSection
+from proxy.config.values import without_passwords
 from proxy.core.budget import budget
 from proxy.core.trigger import mark
 
@@ -46,7 +47,7 @@ def banner(config: Config, url: str) -> Iterator[str]:
     compaction = config.compaction
     yield f"compaction-proxy listens on {url}"
     yield f"  upstream  {config.upstream.base_url}"
-    yield f"  store     {config.store.url}"
+    yield f"  store     {without_passwords(config.store.url or '')}"
     if compaction.mode == "bypass":
         yield "  strategy  none: compaction.mode is bypass"
     else:
