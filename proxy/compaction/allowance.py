@@ -1,12 +1,19 @@
-"""How many summary calls a tenant may have made in an hour, so that none spends without end."""
+"""How many summary calls a tenant may have made in an hour, so that none spends without end.
+
+Long calls count as several. So a bound on calls is one on tokens, too.
+"""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from itertools import repeat
+from math import ceil
 
 from proxy.errors import SummaryFailed
 
 HOUR_S = 3_600.0
 MAX_TENANTS = 10_000
+# Tokens of a call that counts as one; each further so many count as one more.
+CALL_TOKENS = 100_000
 
 
 class Allowance:
@@ -20,12 +27,14 @@ class Allowance:
         self._clock = clock
         self._calls: OrderedDict[str, deque[float]] = OrderedDict()
 
-    def take(self, tenant: str, calls_per_hour: int) -> None:
+    def take(self, tenant: str, calls_per_hour: int, tokens: int = 0) -> None:
         """Book one call.
 
         Args:
             tenant: Whose it is.
-            calls_per_hour: How many the tenant may make; 0: no bound, and nothing is booked.
+            calls_per_hour: How many the tenant may make; 0: no bound, and nothing is booked. The last one may
+                be a long one.
+            tokens: What it may take, prompt and answer together.
 
         Raises:
             SummaryFailed: `budget`; there is none left.
@@ -41,4 +50,4 @@ class Allowance:
             calls.popleft()
         if len(calls) >= calls_per_hour:
             raise SummaryFailed("budget")
-        calls.append(now)
+        calls.extend(repeat(now, max(1, ceil(tokens / CALL_TOKENS))))

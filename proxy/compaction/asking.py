@@ -90,20 +90,25 @@ class Asking:
         return self._breaker.admitted(Place(account.tenant, url, model))
 
     async def ask(
-        self, call: SummaryCall, account: Account, read: Callable[[SummaryAnswer], Awaitable[Read]]
+        self,
+        call: SummaryCall,
+        account: Account,
+        read: Callable[[SummaryAnswer], Awaitable[Read]],
+        *,
+        tokens: int,
     ) -> Read:
         """What `read` makes of the answer.
 
         Asked up to three times, with pauses of random length that double, where the model could not be had,
         was told to wait, or said nothing. The deadline is the caller's: a call that is cancelled counts as
-        one that took too long.
+        one that took too long. `tokens` is what each attempt may take, prompt and answer together.
 
         Raises:
             SummaryFailed: From the model, or from `read`; or `budget`.
         """
         for attempt in count(1):
             try:
-                return await read(await self._once(call, account))
+                return await read(await self._once(call, account, tokens))
             except SummaryFailed as failed:
                 pause_s = max(self._jitter() * FIRST_PAUSE_S * 2 ** (attempt - 1), failed.retry_after_s)
                 rests = self._breaker.rests(Place(account.tenant, call.url, call.model))
@@ -113,9 +118,9 @@ class Asking:
             await self._sleep(pause_s)
         raise AssertionError  # count never ends
 
-    async def _once(self, call: SummaryCall, account: Account) -> SummaryAnswer:
+    async def _once(self, call: SummaryCall, account: Account, tokens: int) -> SummaryAnswer:
         place = Place(account.tenant, call.url, call.model)
-        self._allowance.take(account.tenant, account.calls_per_hour)
+        self._allowance.take(account.tenant, account.calls_per_hour, tokens)
         account.spent.calls += 1
         started = self._clock()
         try:

@@ -35,10 +35,14 @@ class Sitting:
     earlier: tuple[str, ...]
 
     @property
+    def answer_tokens(self) -> int:
+        """Tokens that an answer may take, with what the model thinks before it."""
+        return self.brief.shape.allowed(self.tokens) + allowance_tokens(self.route.model)
+
+    @property
     def room(self) -> float:
         """Counted tokens that instructions and prompt may take."""
-        answer = self.brief.shape.allowed(self.tokens) + allowance_tokens(self.route.model)
-        return (self.window - answer) / self.brief.ratio
+        return (self.window - self.answer_tokens) / self.brief.ratio
 
     async def prompt(self, groups: tuple[Group, ...], shape: SummaryShape) -> str:
         """The data of a call, written beside the loop: it may be megabytes."""

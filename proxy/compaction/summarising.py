@@ -116,7 +116,8 @@ class Summarising:
         size = sum(each.tokens for each in aligned.messages)
         size += await self._size(brief, *new, Message(role="user", text=asked))
         size += await self._reading.overhead(aligned.body.prompt_members, brief.gauge)
-        if size * brief.ratio + most + allowance_tokens(route.model, conversation) > route.window:
+        tokens = int(size * brief.ratio) + most + allowance_tokens(route.model, conversation)
+        if tokens > route.window:
             raise SummaryFailed("overflow")
         call = SummaryCall(
             url=route.url,
@@ -130,7 +131,7 @@ class Summarising:
         )
         with self._asking.admitted(brief.account, route.url, route.model):
             read = partial(self._read, brief, brief.tokens, groups, cut=brief.shape.cut)
-            return await self._asking.ask(call, brief.account, read)
+            return await self._asking.ask(call, brief.account, read, tokens=tokens)
 
     async def _transcribed(self, brief: Brief, route: SummaryRoute) -> tuple[str, ...]:
         """The texts by one model; if a call is too long for it, once more in a smaller window."""
@@ -150,7 +151,7 @@ class Summarising:
         asked = await at.prompt(groups, shape)
         size = await self._call_size(at, asked)
         if size <= at.room:
-            return await self._asked(at, asked, len(groups), cut=shape.cut)
+            return await self._asked(at, asked, size, len(groups), cut=shape.cut)
         messages = tuple(each for group in groups for each in group)
         characters = shown(messages, shape) * await self._share(at, size)
         shape = await beside(partial(narrowed, messages, shape, MAX_PORTIONS * characters))
@@ -192,7 +193,7 @@ class Summarising:
             asked = await at.prompt((group,), shape)
             size = await self._call_size(at, asked)
             if size <= at.room:
-                [text] = await self._asked(at, asked, 1, cut=cut)
+                [text] = await self._asked(at, asked, size, 1, cut=cut)
                 return text
             shape = narrowed(group, shape, shown(group, shape) * await self._share(at, size))
         raise SummaryFailed("summary-window")
@@ -208,9 +209,10 @@ class Summarising:
             raise SummaryFailed("summary-window")
         return CAREFUL_SHARE * (at.room - fixed) / max(1, size - fixed)
 
-    async def _asked(self, at: Sitting, asked: str, count: int, *, cut: bool) -> tuple[str, ...]:
+    async def _asked(self, at: Sitting, asked: str, size: int, count: int, *, cut: bool) -> tuple[str, ...]:
         read = partial(self._read, at.brief, at.tokens, count, cut=cut)
-        return await self._asking.ask(at.call(asked), at.brief.account, read)
+        tokens = int(size * at.brief.ratio) + at.answer_tokens
+        return await self._asking.ask(at.call(asked), at.brief.account, read, tokens=tokens)
 
     async def _read(
         self, brief: Brief, tokens: int, count: int, answer: SummaryAnswer, *, cut: bool

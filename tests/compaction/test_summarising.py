@@ -391,6 +391,24 @@ async def test_attempts_count_towards_the_budget(bench: Bench) -> None:
     assert len(bench.model.calls) == 2
 
 
+async def test_a_long_call_counts_as_several_so_that_tokens_are_bounded_too(bench: Bench) -> None:
+    wide = replace(CHEAP, window=1_000_000)
+    brief = replace(BRIEF, calls_per_hour=5, routes=(wide,), instructions="word " * 200_000)  # 250,000 tokens
+    await bench.write(brief)
+    await bench.write(brief)
+    assert await bench.reason(replace(brief, instructions="")) == "budget"
+    bench.clock.now += HOUR_S
+    await bench.write(brief)
+    assert len(bench.model.calls) == 3
+
+
+async def test_a_long_aligned_call_counts_as_several(bench: Bench) -> None:
+    long = Aligned(read(RAW), (SYSTEM, replace(USER, tokens=250_000)))
+    brief = replace(BRIEF, calls_per_hour=3, routes=(replace(OWN, window=1_000_000),), aligned=long)
+    await bench.write(brief)
+    assert await bench.reason(brief) == "budget"
+
+
 def test_the_memory_of_tenants_is_bounded() -> None:
     allowance = Allowance(lambda: 0.0)
     for number in range(MAX_TENANTS + 5):
