@@ -40,23 +40,23 @@ async def test_every_stream_completes_beside_half_requests_and_idle_connections(
         stop.proxy(upstream.port) as running,
         stop.client(running) as client,
     ):
-        others = await opened(running.port, HALF_HEAD, 15)
-        others += await opened(running.port, HALF_BODY, 10)
+        others = await opened(running.port, HALF_HEAD, 25)
+        others += await opened(running.port, HALF_BODY, 25)
         others += await opened(running.port, b"", 5)
         idle = await opened(running.port, b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n", 10)
         for reader, _ in idle:
             await reader.readuntil(b"}")
-        streams = [asyncio.create_task(stop.stream(client, f"u{n}", 20 + n % 20)) for n in range(50)]
-        await stop.until(lambda: upstream.streaming == 50)
+        streams = [asyncio.create_task(stop.stream(client, f"u{n}", 20 + n % 20)) for n in range(100)]
+        await stop.until(lambda: upstream.streaming == 100)
         await running.end(30)
         ended = time.monotonic()
         answers = await asyncio.gather(*streams)
         for _, writer in [*others, *idle]:
             writer.close()
-    assert [answer for answer, _ in answers] == [stop.body(f"u{n}", 20 + n % 20) for n in range(50)]
+    assert [answer for answer, _ in answers] == [stop.body(f"u{n}", 20 + n % 20) for n in range(100)]
     assert ended - max(at for _, at in answers) <= 2
-    assert running.events("serving.stopping") == [{"requests": 50, "accept_grace_s": 0, "drain_s": 120}]
-    assert running.events("serving.stopped") == [{"finished": 50, "dropped": 40, "cut": 0}]
+    assert running.events("serving.stopping") == [{"requests": 100, "accept_grace_s": 0, "drain_s": 120}]
+    assert running.events("serving.stopped") == [{"finished": 100, "dropped": 65, "cut": 0}]
 
 
 async def test_at_first_it_is_unready_alive_and_still_takes_requests(stop: Any) -> None:
