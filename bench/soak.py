@@ -1,0 +1,185 @@
+"""Hours of trouble in minutes: real replicas on a real Redis, both of which come and go, under mixed load.
+
+    python bench/soak.py [--seconds 90] [--clients 24] [--seed 0]
+
+Clients ask in conversations that grow, are compacted and begin anew, all under one session id, each with a
+credential of its own. One answer in ten is left by its client, some are cut by the upstream, some summary
+calls fail or are late. Meanwhile the Redis server is restarted empty or hangs, one of two replicas is
+replaced by SIGTERM, and all timers are short. Checked: every byte of every answer; no error of ours but 503
+with `retry-after`; the user's rule, the system message and nobody else's words in every request upstream,
+none over the window or larger than it came; exit codes and logs of the replicas; what the one that stays
+holds.
+
+Prints a report; exit code 1 if there was a violation.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from soak_clients import Addresses, Clients
+from soak_replicas import Held, Replica, Replicas
+from soak_upstream import Upstream
+
+from tests.redis_servers import RedisServer
+
+MB = 1024 * 1024
+# Growth of memory that is none: a share, or so many bytes, whichever is more.
+GROWTH_SHARE, GROWTH_BYTES = 0.05, 10 * MB
+# What the load has left behind must be gone within this, in seconds.
+SETTLED_S = 10.0
+WARM_UP_S = 1.0
+# The least time between two troubles of the store, in seconds.
+REDIS_S = 1.0
+# How many violations are printed.
+SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run has shown.
+
+    Attributes:
+        counted: How many of each kind of event there were.
+        idle: What the replica that stays held before the load.
+        samples: The same, all along.
+        after: The same, once it had nothing to do any more.
+        took_s: How long it was under load.
+        wrong: Violations.
+    """
+
+    counted: Counter[str]
+    idle: Held
+    samples: Sequence[Held]
+    after: Held
+    took_s: float
+    wrong: Sequence[str]
+
+    def first_tenth_bytes(self) -> int:
+        """Memory in the first tenth of the run, without the warming up: the median."""
+        begin_s = self.samples[0].at_s
+        early = [each.rss_bytes for each in self.samples if each.at_s - begin_s <= self.took_s / 10]
+        return int(statistics.median(early[len(early) // 2 :]))
+
+    def end_bytes(self) -> int:
+        """Memory in the last tenth: the median."""
+        end_s = self.samples[-1].at_s
+        late = [each.rss_bytes for each in self.samples if end_s - each.at_s <= self.took_s / 10]
+        return int(statistics.median(late))
+
+    def violations(self) -> list[str]:
+        """All that should not have been."""
+        grown = self.end_bytes() - self.first_tenth_bytes()
+        allowed = max(GROWTH_BYTES, GROWTH_SHARE * self.first_tenth_bytes())
+        left = {
+            "descriptors": self.after.files - self.idle.files,
+            "tasks": self.after.tasks - self.idle.tasks,
+        }
+        found = [f"{more} {name} more than before the load" for name, more in left.items() if more > 0]
+        if grown > allowed:
+            found.append(f"memory grew by {grown / MB:.1f} MiB")
+        return [*self.wrong, *found]
+
+
+async def settled(replicas: Replicas, replica: Replica, idle: Held) -> Held:
+    """What a replica holds once that is no more than before, or has had the time to get there."""
+    deadline_s = time.monotonic() + SETTLED_S
+    held = await replicas.unpooled(replica)
+    while (held.files > idle.files or held.tasks > idle.tasks) and time.monotonic() < deadline_s:
+        await asyncio.sleep(0.2)
+        held = await replicas.unpooled(replica)
+    return held
+
+
+async def under_load(
+    clients: Clients, replicas: Replicas, stays: Replica, number: int, seconds: float
+) -> None:
+    """Ask, while everything else happens."""
+    goes = await replicas.start()
+    happening = [
+        asyncio.create_task(replicas.sample(stays)),
+        asyncio.create_task(replicas.roll(goes, seconds / 20 + 1)),
+        asyncio.create_task(replicas.break_redis(max(REDIS_S, seconds / 60))),
+    ]
+    asking = asyncio.create_task(clients.run(number, seconds))
+    try:
+        done, _ = await asyncio.wait([asking, *happening], return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()  # raises what ended it: nothing but the clients ends by itself
+    finally:
+        for task in (asking, *happening):
+            task.cancel()
+        await asyncio.gather(asking, *happening, return_exceptions=True)
+
+
+async def soak(folder: Path, redis: RedisServer, number: int, seconds: float, seed: int) -> Outcome:
+    """A run of so many seconds with so many clients."""
+    rng, addresses = random.Random(seed), Addresses()
+    upstream = Upstream(rng)
+    clients = Clients(upstream, addresses, rng)
+    async with upstream.listening(), contextlib.AsyncExitStack() as stack:
+        replicas = Replicas(folder, upstream.port, redis, addresses, rng)
+        stack.push_async_callback(replicas.close)
+        stays = await replicas.start()
+        await clients.run(1, WARM_UP_S)
+        idle = await replicas.unpooled(stays)
+        begun_s = time.monotonic()
+        await under_load(clients, replicas, stays, number, seconds)
+        took_s = time.monotonic() - begun_s
+        after = await settled(replicas, stays, idle)
+        ended = await stays.end()
+        said = [line for replica in replicas.started for line in replica.failures()]
+    counted = clients.counted + upstream.seen + replicas.counted
+    wrong = [*clients.wrong, *upstream.wrong, *replicas.wrong, *filter(None, [ended]), *said]
+    return Outcome(counted, idle, replicas.samples, after, took_s, wrong)
+
+
+def report(outcome: Outcome) -> Iterable[str]:
+    """The outcome in Markdown, line by line."""
+    yield f"Soak of {outcome.took_s:.0f} s\n"
+    yield "| what | how often |"
+    yield "| --- | ---: |"
+    yield from (f"| {name} | {times:,} |" for name, times in outcome.counted.items())
+    yield ""
+    yield "| held by the replica that stays | before | first tenth | end | after |"
+    yield "| --- | ---: | ---: | ---: | ---: |"
+    memory = (
+        outcome.idle.rss_bytes,
+        outcome.first_tenth_bytes(),
+        outcome.end_bytes(),
+        outcome.after.rss_bytes,
+    )
+    yield f"| memory, MiB | {' | '.join(f'{each / MB:.1f}' for each in memory)} |"
+    yield f"| descriptors | {outcome.idle.files} | | | {outcome.after.files} |"
+    yield f"| tasks | {outcome.idle.tasks} | | | {outcome.after.tasks} |"
+    found = outcome.violations()
+    yield f"\n{len(found)} violations"
+    yield from (f"- {each}" for each in found[:SHOWN])
+
+
+def main() -> int:
+    """Exit code 1 if there was a violation."""
+    parser = argparse.ArgumentParser(
+        description="Load, faults and rollovers at once; see the top of this file."
+    )
+    parser.add_argument("--seconds", type=float, default=90.0, help="how long, under load")
+    parser.add_argument("--clients", type=int, default=24, help="how many ask at once")
+    parser.add_argument("--seed", type=int, default=0, help="of what is left to chance")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, RedisServer(Path(name)) as redis:
+        outcome = asyncio.run(soak(Path(name), redis, given.clients, given.seconds, given.seed))
+    print("\n".join(report(outcome)))
+    return 1 if outcome.violations() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
