@@ -40,6 +40,7 @@ class Answered(NamedTuple):
         scope: The request (ASGI).
         ask: The request as it was read; None where it passed unread.
         fit: What was forwarded; None where it passed unread.
+        failed: Whether the answer is an error: nothing it says is learned, and nothing is prepared or asked.
     """
 
     tenant: str
@@ -50,6 +51,7 @@ class Answered(NamedTuple):
     scope: Scope
     ask: Ask | None = None
     fit: Fit | None = None
+    failed: bool = False
 
 
 class Aftermath:
@@ -93,7 +95,7 @@ class Aftermath:
                     answered.conversation,
                     answered.model,
                     answered.request_bytes,
-                    answered.usage,
+                    None if answered.failed else answered.usage,
                 )
                 await self._owners.note(answered.tenant, answered.conversation)
             if answered.ask is not None and answered.fit is not None:
@@ -101,6 +103,9 @@ class Aftermath:
 
     async def _read(self, answered: Answered, ask: Ask, fit: Fit) -> None:
         """What only a request that was read allows."""
+        if answered.failed:
+            await self._observing.observe(ask, fit, None)
+            return
         usage = answered.usage
         if fit.report.status is Status.APPLIED and ask.settings.compaction.recount == "probe":
             usage = await self._probed(answered.scope, fit) or usage

@@ -50,6 +50,7 @@ class _Passage:
         ask: The request as it was read.
         model: The model asked for, as far as it matters.
         overhead_s: Seconds spent on making it fit.
+        failed: Whether the upstream answered with an error.
     """
 
     who: Who
@@ -61,6 +62,7 @@ class _Passage:
     ask: Ask | None = None
     model: str = ""
     overhead_s: float = 0.0
+    failed: bool = False
 
     @property
     def conversation(self) -> str | None:
@@ -161,6 +163,7 @@ class Chat:
             await send_error(send, error, passage.headers())
             return None
         passage.release()
+        passage.failed = answer.response.status >= httpx.codes.BAD_REQUEST
         if not passage.teaches:
             await relay_back(answer, send, extra=passage.headers())
             return None
@@ -173,7 +176,7 @@ class Chat:
         ask = passage.ask
         model = ask.model if ask else passage.model
         whose = passage.who.tenant, passage.conversation, model, passage.size
-        await self._aftermath(Answered(*whose, tap.result(), passage.scope, ask, passage.fit))
+        await self._aftermath(Answered(*whose, tap.result(), passage.scope, ask, passage.fit, passage.failed))
         if passage.ask is not None:
             self._gate.reconsider()
 

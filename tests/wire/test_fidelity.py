@@ -67,10 +67,11 @@ def sse(seed: int) -> bytes:
         data = b'data: {"choices":[{"delta":{"content":"%d %b"}}]}' % (number, text)
         line = rng.choice([b": ping %d" % number, data, data])
         events.append(line + rng.choice(ends))
+    again = events[:3]
     if seed % 1_000 == 1:
         events.append(b"data: " + rng.randbytes(524_288).hex().encode() + b"\n\n")
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":2}}' % seed
-    return b"".join([*events, usage, rng.choice(ends), b"data: [DONE]\n\n" * rng.randint(0, 1), *events[:3]])
+    return b"".join([*events, usage, rng.choice(ends), b"data: [DONE]\n\n" * rng.randint(0, 1), *again])
 
 
 @pytest.mark.timeout(600)  # with --runslow
