@@ -78,10 +78,15 @@ class Compactor:
         self._learning = learning
 
     async def fit(self, ask: Ask) -> Fit:
-        """The request, made to fit; as it came where that was not possible or not needed."""
+        """The request, made to fit; as it came where that was not possible or not needed.
+
+        What it pins is kept by then: the next request may come before this one has been observed.
+        """
         if ask.mode is Mode.BYPASS:
             return Fit(ask.body.raw, 0, Report(Status.BYPASSED, ask.conversation))
-        return await self._failing_open(ask, self._fitted(ask))
+        fit = await self._failing_open(ask, self._fitted(ask))
+        await self._viewer.pin(ask, fit.report.conversation or ask.conversation)
+        return fit
 
     async def refit(self, ask: Ask, refused: Fit, overflow: Overflow, refusals: int = 1) -> Fit | None:
         """The request made to fit what the upstream has just refused it for; None if it cannot be.

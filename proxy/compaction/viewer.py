@@ -126,6 +126,12 @@ class Viewer:
             drifting=False,
         )
 
+    async def pin(self, ask: Ask, conversation: str | None) -> None:
+        """Keep what the request pins, so that whatever comes after it finds that."""
+        if conversation is not None:
+            for text in ask.pins:
+                await self._wishes.pin(ask.tenant, conversation, text)
+
     async def staged(self, view: View, *, late: bool = False) -> Checkpoint | None:
         """The deepest checkpoint that was made ahead of need and stands for this request.
 

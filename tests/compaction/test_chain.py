@@ -118,6 +118,16 @@ async def test_pins_stand_in_the_ledger_of_every_round() -> None:
     assert "The host is db7." in carried(header)
 
 
+async def test_a_pin_is_kept_before_its_request_goes_on() -> None:
+    async with bench(numbered(9)) as made:
+        await made.fit(talk(5), pins=("The host is db7.", "The port is 8443."))
+        assert (await made.wishing.of("t", "c_1")).pins == ("The host is db7.", "The port is 8443.")
+        forced = await made.fit(talk(130), pins=("The key is k9.",), mode=Mode.FORCE, conversation=None)
+        minted = forced.report.conversation
+        assert minted is not None
+        assert (await made.wishing.of("t", minted)).pins == ("The key is k9.",)
+
+
 async def test_an_undone_round_is_not_applied_and_none_is_made_until_the_hard_mark() -> None:
     async with bench() as made:
         fit = await made.fit(talk(95))
