@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable
 
+from proxy.core.json_bounds import is_crowded
 from proxy.core.message import Call, Message
 
 VERSION = b"\x01"
@@ -66,11 +67,16 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=
 def canonical_arguments(arguments: str) -> str:
     """Tool-call arguments with key order and white space made canonical.
 
-    They stay as they are if they do not parse, repeat a key, are longer than 1 Mi characters, or nest more
-    than 100 deep: how deep a decoder can go depends on its caller's stack, and the digest must not.
+    They stay as they are if they do not parse, repeat a key, are longer than 1 Mi characters, are crowded
+    (`json_bounds`), or nest more than 100 deep: how deep a decoder can go depends on its caller's stack, and
+    the digest must not.
     """
     brackets = arguments.count("[") + arguments.count("{")
-    if len(arguments) > MAX_CHARACTERS or (brackets > MAX_DEPTH and _depth(arguments) > MAX_DEPTH):
+    if (
+        len(arguments) > MAX_CHARACTERS
+        or is_crowded(arguments)
+        or (brackets > MAX_DEPTH and _depth(arguments) > MAX_DEPTH)
+    ):
         return arguments
     try:
         value = _DECODER.decode(arguments)

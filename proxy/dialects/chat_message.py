@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from proxy.core.digest import message_digest
+from proxy.core.json_bounds import is_crowded
 from proxy.core.message import Call, Message, Part
 from proxy.core.render import excerpt
 from proxy.dialects import long_json
@@ -235,7 +236,7 @@ def _cut_if_long(text: str, cut: Cut) -> str:
 
 
 def _shortened_arguments(arguments: str, cut: Cut) -> str:
-    """Arguments that parse still do, with the same keys; others are plain text."""
+    """Arguments that parse still do, with the same keys; others, and crowded ones, are plain text."""
 
     def walk(value: Any) -> Any:
         if isinstance(value, str):
@@ -246,6 +247,8 @@ def _shortened_arguments(arguments: str, cut: Cut) -> str:
             return {key: walk(each) for key, each in value.items()}
         return value
 
+    if is_crowded(arguments):
+        return _cut_if_long(arguments, cut)
     try:
         value = DECODER.decode(arguments)
     except (ValueError, RecursionError):

@@ -39,8 +39,21 @@ _TOGETHER = 4_096
 SHORT_BYTES = 960 * 1024
 # More brackets, commas and colons outside strings are nothing that a model could read.
 MAX_STRUCTURAL = 1_000_000
+# An object with more members is no request and no message; one takes 300 bytes however short it is.
+MAX_MEMBERS = 10_000
+# An array of more bytes than this is looked at before it is taken apart, if there is a comma in every eight
+# of them: an element takes 140 bytes however short it is, and no message is that short.
+MAX_UNSEEN_BYTES = 16 * 1024
+SHORTEST_BYTES = 8
 
 _Container = TypeVar("_Container")
+
+
+class _Object(msgspec.Struct, gc=False):
+    """Any object; what it holds is passed over."""
+
+
+_OBJECTS = msgspec.json.Decoder(list[_Object])
 
 
 class Slice(NamedTuple):
@@ -63,6 +76,8 @@ def members(raw: bytes) -> dict[str, Slice]:
     if not raw.isascii():
         _check_text(raw)  # msgspec does not look into the strings that it leaves raw
     smooth, decoded = _decoded(_MEMBERS, raw, "not-json")
+    if len(decoded) > MAX_MEMBERS:
+        raise Unreadable("too-many")
     found: dict[str, Slice] = {}
     stop = 0
     for key, value in decoded.items():
@@ -87,12 +102,21 @@ def elements(raw: bytes | memoryview) -> tuple[bytes, ...]:
     """The elements of a JSON array, each as its own bytes, none of which keeps `raw`.
 
     Raises:
-        Unreadable: `no-array`.
+        Unreadable: `no-array`; `too-many` if they are very short.
         RecursionError: It is nested too deeply.
     """
     whole = bytes(raw)
+    if len(whole) > MAX_UNSEEN_BYTES and whole.count(b",") * SHORTEST_BYTES > len(whole):
+        _refuse_short(whole)
     smooth, decoded = _decoded(_ELEMENTS, whole, "no-array")
     return _copied(decoded) if smooth is whole else _found(whole, decoded)
+
+
+def _refuse_short(raw: bytes) -> None:
+    """Refuse an array whose elements are no objects, or so short that most of them say nothing."""
+    _, objects = _decoded(_OBJECTS, raw, "too-many")
+    if len(objects) * SHORTEST_BYTES > len(raw):
+        raise Unreadable("too-many")
 
 
 def _decoded(

@@ -1,0 +1,19 @@
+"""What is too crowded to be built into values."""
+
+import pytest
+
+from proxy.core.digest import canonical_arguments
+from proxy.core.json_bounds import MAX_BRACKETS, is_crowded
+from proxy.core.tokens import definition_piece
+
+
+@pytest.mark.parametrize("bracket", ["[", "{"])
+def test_so_many_brackets_are_no_crowd_and_one_more_is(bracket: str) -> None:
+    assert not is_crowded(bracket * MAX_BRACKETS)
+    assert is_crowded(bracket * (MAX_BRACKETS + 1))
+
+
+def test_crowded_json_stays_as_it_is_written() -> None:
+    few, many = (f"[{'[], ' * number}1 ]" for number in (MAX_BRACKETS - 1, MAX_BRACKETS))
+    for written in (canonical_arguments, definition_piece):
+        assert (written(few), written(many)) == (few.replace(" ", ""), many)

@@ -1,0 +1,41 @@
+"""Arrays and objects of very many very short values, which would take forty times their bytes."""
+
+import json
+
+import pytest
+
+from proxy.dialects.chat import read
+from proxy.dialects.chat_reader import Reader
+from proxy.dialects.json_slices import MAX_MEMBERS, MAX_UNSEEN_BYTES, elements, members
+from proxy.errors import Unreadable
+
+SAID = b'{"role":"user","content":"hello"}'
+
+
+@pytest.mark.parametrize("short", [b"1", b"{}", b"[]", b'""'])
+def test_very_many_short_elements_are_refused_before_they_are_copied(short: bytes) -> None:
+    assert len(elements(b"[%b]" % b",".join([short] * 100))) == 100
+    with pytest.raises(Unreadable, match="too-many"):
+        elements(b"[%b]" % b",".join([short] * MAX_UNSEEN_BYTES))
+
+
+def test_numbers_behind_a_message_are_refused_also_where_its_beginning_is_known() -> None:
+    body = b'{"model":"m","messages":[%b]}'
+    reader = Reader(bytes(32))
+    reader.read(body % SAID, "t")
+    for read_by in (read, lambda raw: reader.read(raw, "t")):
+        with pytest.raises(Unreadable):
+            read_by(body % (SAID + b",1" * MAX_UNSEEN_BYTES))
+
+
+@pytest.mark.parametrize("noise", ["1,2,", "\ud800,,,,,,,", '\\",,,,,,,,,'])
+def test_commas_in_a_text_are_no_elements(noise: str) -> None:
+    said = json.dumps({"role": "user", "content": noise * MAX_UNSEEN_BYTES}).encode()
+    assert elements(b"[%b,%b]" % (said, SAID)) == (said, SAID)
+
+
+def test_so_many_members_are_read_and_one_more_is_not() -> None:
+    written = [b'"%d":1' % number for number in range(MAX_MEMBERS + 1)]
+    assert len(members(b"{%b}" % b",".join(written[1:]))) == MAX_MEMBERS
+    with pytest.raises(Unreadable, match="too-many"):
+        members(b"{%b}" % b",".join(written))
