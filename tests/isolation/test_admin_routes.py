@@ -55,7 +55,7 @@ def leaves(routes: Iterable[Any]) -> Iterator[APIRoute]:
 
 def routes() -> list[tuple[str, str]]:
     """Method and path of every route, its parameters filled in."""
-    found = [(method, route.path) for route in leaves(application().routes) for method in route.methods]
+    found = [(method, route.path) for route in leaves(application().routes) for method in route.methods or ()]
     return sorted((method, re.sub(r"{\w+}", UNKNOWN, path)) for method, path in found)
 
 
