@@ -24,6 +24,7 @@ FIRST_CALL_S = 0.3
 BACK_AFTER_S = 1.0
 SLACK = 3  # on a busy machine
 RESTING_CALL_S = 0.001
+COSTED = 1_000
 
 
 class Told(list[str]):
@@ -117,6 +118,27 @@ async def test_a_server_that_is_killed_and_restarted_empty(scene: Scene) -> None
     scene.server.start()
     await scene.is_back()
     assert await scene.another().find([before]) == [None]
+
+
+async def test_a_server_that_is_left_alone_costs_a_request_less_than_a_millisecond_of_work(
+    scene: Scene,
+) -> None:
+    async def cost_us() -> float:
+        """Of a request that looks for a record and adds a line, which nobody holds."""
+        start = time.process_time()
+        for _ in range(COSTED):
+            await scene.records.find(["{t}nobody's"])
+            await scene.records.append("{t}log", {"n": 1}, ttl_s=DAY_S, keep=5)
+        return (time.process_time() - start) / COSTED * 1e6
+
+    healthy_us = await cost_us()
+    scene.server.kill()
+    await scene.is_away()
+    resting_us = await cost_us()
+
+    print(f"\nwork for the store: {healthy_us:.0f} us a request, {resting_us:.0f} us while it is left alone")  # noqa: T201 - a figure for people
+    assert resting_us < RESTING_CALL_S * 1e6
+    assert resting_us < healthy_us
 
 
 async def test_a_server_that_restarts_between_two_calls_is_not_missed(scene: Scene) -> None:

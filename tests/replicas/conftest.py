@@ -61,7 +61,7 @@ class Upstream:
             await self.provider(scope, receive, send)
             return
         raw = await Client(receive, send).body()
-        if json.loads(raw)["model"] == SUMMARY_MODEL:
+        if raw and json.loads(raw)["model"] == SUMMARY_MODEL:
             self.summaries += 1
             number = self.summaries
             await asyncio.sleep(self.held_s.pop(0) if self.held_s else 0)
@@ -150,19 +150,26 @@ class Replicas:
     started: int = 0
 
     async def start(
-        self, upstream: str, store: str, *arguments: str, window: int | None = WINDOW_TOKENS, **environ: str
+        self,
+        upstream: str,
+        store: str,
+        *arguments: str,
+        window: int | None = WINDOW_TOKENS,
+        prefix: Sequence[str] = (),
+        **environ: str,
     ) -> Replica:
-        """A replica that accepts requests."""
+        """A replica that accepts requests; `prefix` is a command that becomes the one that follows it."""
         self.started += 1
         errors = self.folder / f"replica-{self.started}.log"
         models = json.dumps({"demo-*": {"window": window}}) if window else "{}"
         with errors.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "proxy", "serve", "--port", "0", "--upstream", f"{upstream}/v1",
-                *arguments,
+                *prefix, sys.executable, "-m", "proxy", "serve", "--port", "0",
+                "--upstream", f"{upstream}/v1", *arguments,
                 cwd=self.folder,
                 env={
                     "HOME": str(self.folder),
+                    "PATH": os.environ["PATH"],
                     "PYTHONPATH": str(ROOT),
                     "COMPACTION_PROXY__STORE__URL": store,
                     "COMPACTION_PROXY__SUMMARY__MODEL": SUMMARY_MODEL,

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -228,6 +229,32 @@ async def test_a_server_that_fails_under_load_fails_no_request(
     judged(load, outage.name)
     assert outage.forgets or await scene.shared(pair, before)
     assert [await replica.store() for replica in pair] == ["ok", "ok"]
+
+
+async def test_a_server_that_restarts_again_and_again_under_load_fails_no_request(
+    standing: tuple[Scene, tuple[Any, Any]], replicated: Any, pytestconfig: pytest.Config
+) -> None:
+    restarts = 20 if pytestconfig.getoption("--runslow") else 2
+    scene, pair = standing
+    load = Load(scene.replicated, pair, "healthy")
+    backs: list[float] = []
+    async with load.running():
+        for number in range(restarts):
+            await asyncio.sleep(AFTER_S)
+            load.phase = "restarts"
+            scene.server.kill()
+            await asyncio.sleep(AFTER_S)
+            (scene.server.start if number % 2 else partial(start_empty, scene.server))()
+            backs.append(await scene.back_after_s(pair))
+
+    said = (
+        f"\n{restarts} restarts: stateful again after {median(backs):.2f} s (p50), {max(backs):.2f} s (max)"
+    )
+    replicated.note(said + times(load))
+    assert load.wrong == []
+    assert len(load.took_s["restarts"]) >= restarts * AFTER_S / PERIOD_S / 2
+    assert max(seconds for seconds, _ in load.took_s["restarts"]) < SLACK * ONCE_S
+    assert max(backs) < SLACK * BACK_S
 
 
 @pytest.mark.slow
