@@ -35,6 +35,7 @@ from proxy.compaction.replacing import Replacing
 from proxy.compaction.rounds import Rounds
 from proxy.compaction.summarising import Summarising
 from proxy.compaction.viewer import Viewer
+from proxy.config.checks import is_loopback
 from proxy.config.model import Config
 from proxy.conversations import Conversations
 from proxy.counting import Counting
@@ -211,6 +212,17 @@ class _Parts:
         return Api(steering, Access(config.server.host, config.server.admin_key.get_secret_value()))
 
 
+def _known_clients(config: Config) -> KnownClients:
+    """Who may have requests relayed. The proxy pays for summaries too, where it has a key for them."""
+    server = config.server
+    held = [config.upstream.api_key, *(row.settings.summary.api_key for row in config.by_glob)]
+    return KnownClients(
+        [key.get_secret_value() for key in server.client_keys],
+        pays=any(key.get_secret_value() for key in held),
+        loopback=server.unix_socket is None and is_loopback(server.host),
+    )
+
+
 def create_app(config: Config, *, store: Store | None = None) -> ASGIApp:
     """The proxy as an ASGI application; its lifespan opens and closes everything.
 
@@ -255,9 +267,7 @@ def create_app(config: Config, *, store: Store | None = None) -> ASGIApp:
         chat=chat,
         blind=Blind(upstream),
         hop=hop,
-        clients=KnownClients(
-            (key.get_secret_value() for key in config.server.client_keys), pays=bool(upstream.api_key)
-        ),
+        clients=_known_clients(config),
         base_path=config.server.base_path,
         lifespan=Router(lifespan=parts.running),
     )

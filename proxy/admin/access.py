@@ -8,12 +8,12 @@ must come from a page of ours.
 
 import hmac
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from proxy.authority import authority
 from proxy.config.checks import is_loopback
 from proxy.errors import RequestRefused, openai_error
 
@@ -39,25 +39,13 @@ def _forbidden(why: str, code: str) -> RequestRefused:
     return RequestRefused(403, why, code)
 
 
-def _authority(value: str, default_port: int | None = None) -> tuple[str, int | None] | None:
-    """Host in lower case and port of `host[:port]`; None if it is none."""
-    try:
-        parts = urlsplit("//" + value)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        return None
-    if not host or parts.netloc != value or "@" in value:
-        return None
-    return host.rstrip("."), default_port if port is None else port
-
-
 def _is_ours(origin: str, host: str) -> bool:
     """Whether a page of this origin was served by the host that the request is addressed to."""
     scheme, separator, rest = origin.lower().partition("://")
     if not separator or scheme not in _PORTS:
         return False
-    ours = _authority(host.lower(), _PORTS[scheme])
-    return ours is not None and ours == _authority(rest, _PORTS[scheme])
+    ours = authority(host.lower(), _PORTS[scheme])
+    return ours is not None and ours == authority(rest, _PORTS[scheme])
 
 
 def _shows(key: str, headers: Headers) -> bool:
@@ -73,7 +61,7 @@ def _is_here(access: Access, scope: Scope, headers: Headers, host: str) -> Reque
     peer = (scope.get("client") or ("",))[0]
     if not is_loopback(peer) or any(name in headers for name in _FORWARDED):
         return _forbidden("Without server.admin_key this machine only is answered.", "admin_key_required")
-    named = _authority(host.lower())
+    named = authority(host.lower())
     if named is None or not (is_loopback(named[0]) or named[0] == access.host.lower()):
         return _forbidden("The Host header names another machine.", "host_not_allowed")
     return None
@@ -83,7 +71,7 @@ def refusal(access: Access, scope: Scope) -> RequestRefused | None:
     """Why a request is refused; None if it is not."""
     headers = Headers(scope=scope)
     hosts, origins = headers.getlist("host"), headers.getlist("origin")
-    if len(hosts) != 1 or _authority(hosts[0]) is None:
+    if len(hosts) != 1 or authority(hosts[0]) is None:
         return _forbidden("The request must have one Host header.", "host_not_allowed")
     if not all(_is_ours(origin, hosts[0]) for origin in origins):
         return _forbidden("Pages of other origins are not answered.", "origin_not_allowed")

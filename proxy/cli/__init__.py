@@ -115,7 +115,11 @@ def health(
     """Exit with 0 if a running proxy is ready, with 1 if not. For container health checks."""
     from proxy.cli.probe import is_ready, local_url
 
-    ready, what = is_ready(url or local_url(_loaded(None).config.server))
+    if url is None:
+        server = _loaded(None).config.server
+        ready, what = is_ready(local_url(server), server.unix_socket)
+    else:
+        ready, what = is_ready(url)
     print(what)
     raise typer.Exit(0 if ready else 1)
 

@@ -8,6 +8,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 from proxy import logs, serving
@@ -29,6 +30,8 @@ GIVING_WAY_S = 0.001
 # How seldom the collector looks for cycles: it holds everybody up, for 0.1 s where much is remembered. Often
 # among the few newest objects, up to 22,000 of them in 5 ms; among all of them once in 50 million.
 COLLECTIONS = (2_000, 10, 2_500)
+# File descriptors that a process takes if it may: a request needs two, and idle clients one each.
+DESCRIPTORS = 65_536
 
 
 def _trigger(config: Config) -> str:
@@ -57,7 +60,10 @@ def banner(config: Config, url: str) -> Iterator[str]:
         yield f"  models    {', '.join(config.models)} have settings of their own"
     if config.server.workers > 1:
         yield f"  workers   {config.server.workers}"
-    yield f"  client    export OPENAI_BASE_URL={url}/v1"
+    if config.server.unix_socket is None:
+        yield f"  client    export OPENAI_BASE_URL={url}/v1"
+    else:
+        yield "  client    OPENAI_BASE_URL=http://localhost/v1 over this socket"
 
 
 def patience(server: ServerSection) -> serving.Patience:
@@ -92,6 +98,17 @@ def scheme(server: ServerSection) -> str:
     return "http" if server.tls_certificate is None else "https"
 
 
+def listening(server: ServerSection) -> socket.socket:
+    """The listening socket of a server of this configuration.
+
+    Raises:
+        ConfigError: The address cannot be listened on.
+    """
+    if server.unix_socket is not None:
+        return serving.listen_on_path(server.unix_socket)
+    return serving.listen(server.host, server.port)
+
+
 def announce(config: Config, url: str) -> None:
     """Say that requests are accepted: to whoever looks on, and in the log."""
     print("\n".join(banner(config, url)), flush=True)
@@ -105,6 +122,18 @@ def _exit_soon() -> None:
     timer.start()
 
 
+def _take_descriptors() -> None:
+    """Raise the limit of open files as far as this process may, up to `DESCRIPTORS`; often it is 1,024."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
 def settle() -> None:
     """Set the interpreter up for a process that does nothing but answer requests from now on.
 
@@ -116,6 +145,18 @@ def settle() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTIONS)
+    _take_descriptors()
+
+
+def _built(
+    config: Config, waits: serving.Patience, told: Callable[[int], None], *, insistent: bool
+) -> serving.Foreground:
+    """The server of this configuration, and the application in it."""
+    from proxy.app import create_app  # the parent of workers has no use for it
+
+    context, late = secured(config.server), deadlines(config.server)
+    app = create_app(config)
+    return serving.server(app, waits, told, insistent=insistent, deadlines=late, context=context)
 
 
 def serve_on(
@@ -141,8 +182,6 @@ def serve_on(
         ConfigError: The address cannot be listened on, or the application refuses the configuration.
         ProxyError: The application did not start.
     """
-    from proxy.app import create_app  # the parent of workers has no use for it
-
     log = logs.logger(__name__)
     named = {} if worker is None else {"worker": worker}
     waits = patience(config.server)
@@ -157,9 +196,7 @@ def serve_on(
         settle()
         started(bound)
 
-    context, late = secured(config.server), deadlines(config.server)
-    app = create_app(config)
-    running = serving.server(app, waits, told, insistent=worker is None, deadlines=late, context=context)
+    running = _built(config, waits, told, insistent=worker is None)
     if obey is not None:
         obey(running)
     bound = bind()
@@ -178,8 +215,11 @@ def run_one(config: Config) -> None:
         ConfigError: The address cannot be listened on, or the application refuses the configuration.
         ProxyError: The application did not start.
     """
-    serve_on(
-        lambda: serving.listen(config.server.host, config.server.port),
-        config,
-        lambda bound: announce(config, serving.base_url(bound, scheme(config.server))),
-    )
+    with ExitStack() as stack:
+
+        def bind() -> socket.socket:
+            bound = listening(config.server)
+            stack.enter_context(serving.removed_at_the_end(bound))
+            return bound
+
+        serve_on(bind, config, lambda bound: announce(config, serving.base_url(bound, scheme(config.server))))

@@ -1,6 +1,7 @@
 """`health`: asks a running proxy whether it is ready. It starts every few seconds, so it imports little."""
 
 import http.client
+import socket
 import ssl
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
@@ -14,7 +15,12 @@ REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S10
 
 
 def local_url(server: "ServerSection") -> str:
-    """Where the proxy of this configuration answers on this machine, its base path included."""
+    """Where the proxy of this configuration answers on this machine, its base path included.
+
+    One that listens on a Unix socket takes any host's name, and is reached there only.
+    """
+    if server.unix_socket is not None:
+        return f"http://localhost{server.base_path}"
     host = REACHED_AT.get(server.host, server.host)
     scheme = "http" if server.tls_certificate is None else "https"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}{server.base_path}"
@@ -32,14 +38,32 @@ def _connection(url: SplitResult) -> http.client.HTTPConnection:
     return http.client.HTTPSConnection(host, url.port, timeout=TIMEOUT_S, context=context)
 
 
-def is_ready(url: str) -> tuple[bool, str]:
-    """Whether the proxy at a base URL is ready, and a line that says so."""
+def _over(path: str) -> http.client.HTTPConnection:
+    """A connection over a Unix socket."""
+    connection = http.client.HTTPConnection("localhost", timeout=TIMEOUT_S)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.settimeout(TIMEOUT_S)
+    connection.sock.connect(path)
+    return connection
+
+
+def is_ready(url: str, unix_socket: str | None = None) -> tuple[bool, str]:
+    """Whether the proxy at a base URL is ready, and a line that says so.
+
+    Args:
+        url: Its base URL.
+        unix_socket: Path of the socket that it is asked over.
+    """
+    asked = url if unix_socket is None else f"unix:{unix_socket}"
     try:
         parts = urlsplit(url)
-        connection = _connection(parts)
+        connection = _connection(parts) if unix_socket is None else _over(unix_socket)
         connection.request("GET", f"{parts.path.rstrip('/')}/readyz")
         status = connection.getresponse().status
         connection.close()
     except (OSError, ValueError, http.client.HTTPException) as error:
-        return False, f"{url}: unreachable: {type(error).__name__}"
-    return status == http.client.OK, f"{url}: {'ready' if status == http.client.OK else f'answered {status}'}"
+        return False, f"{asked}: unreachable: {type(error).__name__}"
+    return (
+        status == http.client.OK,
+        f"{asked}: {'ready' if status == http.client.OK else f'answered {status}'}",
+    )

@@ -22,7 +22,7 @@ from socket import socket
 from types import FrameType
 
 from proxy import logs, serving
-from proxy.cli.foreground import patience, scheme, secured, serve_on
+from proxy.cli.foreground import listening, patience, scheme, secured, serve_on
 from proxy.config.model import Config
 from proxy.errors import ConfigError, ProxyError
 
@@ -126,7 +126,7 @@ class _Worker:
 
     def retreat(self) -> None:
         """Give up the listening socket, so that the others get the connections until there is a new one."""
-        if serving.PORT_IS_SPREAD and self.bound is not None:
+        if self.bound is not None and serving.is_spread(self.bound):
             self.bound.close()
             self.bound = None
 
@@ -137,14 +137,14 @@ class _Worker:
         self.pipe = None
 
 
-def _listeners(host: str, port: int, count: int) -> list[socket]:
-    """Listening sockets on one port: one for each worker, or the same for all."""
-    first = serving.listen(host, port)  # without sharing: another proxy on this port is an error
-    if not serving.PORT_IS_SPREAD:
-        return [first] * count
+def _listeners(config: Config) -> list[socket]:
+    """Listening sockets on one address: one for each worker, or the same for all."""
+    server, first = config.server, listening(config.server)  # not shared: another proxy there is an error
+    if not serving.is_spread(first):
+        return [first] * server.workers
     port = first.getsockname()[1]
     first.close()
-    return [serving.listen(host, port, spread=True) for _ in range(count)]
+    return [serving.listen(server.host, port, spread=True) for _ in range(server.workers)]
 
 
 @dataclass(slots=True)
@@ -153,7 +153,7 @@ class _Parent:
 
     Attributes:
         config: The configuration.
-        port: The port that the workers share.
+        port: The port that the workers share; of no meaning if they share a Unix socket.
         workers: A place for each.
         failure: Why no worker can be started.
         started: Whether all have been up at one time.
@@ -286,15 +286,15 @@ def run_workers(config: Config, started: Callable[[str], None]) -> None:
     if config.store.url == MEMORY:
         raise ConfigError("server.workers: several workers need a store that they can share, not memory://")
     secured(server)  # said once, and not by each worker
-    bound = _listeners(server.host, server.port, server.workers)
+    bound = _listeners(config)
     workers = [_Worker(number, held, due=time.monotonic()) for number, held in enumerate(bound, 1)]
-    url = serving.base_url(bound[0], scheme(server))
     parent = _Parent(config, bound[0].getsockname()[1], workers)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, parent.signalled)
-    try:
-        parent.run(lambda: started(url))
-    finally:
-        for worker in workers:
-            worker.close()  # those still there end by themselves
+    with serving.removed_at_the_end(bound[0]):
+        try:
+            parent.run(lambda: started(serving.base_url(bound[0], scheme(server))))
+        finally:
+            for worker in workers:
+                worker.close()  # those still there end by themselves
     logs.logger(__name__).info(logs.SERVING_STOPPED, workers=server.workers)

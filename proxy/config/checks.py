@@ -34,9 +34,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _is_open(server: ServerSection) -> bool:
+    """Whether other machines may reach us."""
+    return server.unix_socket is None and not is_loopback(server.host)
+
+
 def _is_ours(config: Config, url: str) -> bool:
     """Whether a URL leads back to the address that we listen on."""
     server = config.server
+    if server.unix_socket is not None:
+        return False
     ours = {server.host.lower()}
     if server.host in WILDCARDS or is_loopback(server.host):
         ours |= LOOPBACK | WILDCARDS
@@ -57,7 +64,16 @@ def _summary_problems(config: Config, summary: SummarySection) -> Iterator[tuple
         yield "base_url", SECOND_ORIGIN
 
 
-def _tls_problems(server: ServerSection) -> Iterator[tuple[Place, str]]:
+def _server_problems(server: ServerSection) -> Iterator[tuple[Place, str]]:
+    if any(not key.get_secret_value() for key in server.client_keys):
+        yield ("server", "client_keys"), "a key is empty"
+    if server.unix_socket is not None and not Path(server.unix_socket).is_absolute():
+        yield ("server", "unix_socket"), "the path must be absolute"
+    if server.unix_socket is not None and server.tls_certificate is not None:
+        yield (
+            ("server", "tls_certificate"),
+            "TLS is for host and port, and server.unix_socket takes their place",
+        )
     files = {"tls_certificate": server.tls_certificate, "tls_key": server.tls_key}
     for name, file in files.items():
         if file is None and any(files.values()):
@@ -71,11 +87,9 @@ def problems(config: Config) -> Iterator[tuple[Place, str]]:
     if config.server.workers > 1 and config.store.url == MEMORY:
         yield ("server", "workers"), "several workers need a store that they can share, not memory://"
     server = config.server
-    if any(not key.get_secret_value() for key in server.client_keys):
-        yield ("server", "client_keys"), "a key is empty"
     if server.client_keys and not config.upstream.api_key.get_secret_value():
         yield ("server", "client_keys"), KEYS_OF_OURS
-    yield from _tls_problems(server)
+    yield from _server_problems(server)
     if _is_ours(config, config.upstream.base_url):
         yield ("upstream", "base_url"), "this is our own address: requests would go round in circles"
     for row in config.by_glob:
@@ -87,9 +101,9 @@ def problems(config: Config) -> Iterator[tuple[Place, str]]:
 def warnings(config: Config) -> Iterator[str]:
     """What works but is probably not meant; one line each."""
     server, held = config.server, config.upstream.api_key.get_secret_value()
-    if not is_loopback(server.host) and not server.admin_key.get_secret_value():
+    if _is_open(server) and not server.admin_key.get_secret_value():
         yield f"server.host: {server.host} is open to other machines, and server.admin_key is empty"
-    if not is_loopback(server.host) and held and not server.client_keys:
+    if _is_open(server) and held and not server.client_keys:
         yield f"server.host: whoever reaches {server.host} spends upstream.api_key; name server.client_keys"
     if config.session.tenant == "none":
         yield "session.tenant: none lets all clients share their conversations' summaries"

@@ -4,11 +4,13 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from pydantic import SecretStr
 
 from proxy.config.document import Place
 from proxy.config.keys import Key, keys, suggestion
+from proxy.config.values import unwrapped
 
 PREFIX = "COMPACTION_PROXY__"
 FILE_SUFFIX = "_file"
@@ -52,6 +54,11 @@ def _decoded(raw: str, key: Key | None) -> object:
         raise ValueError("nested too deeply") from None
 
 
+def _is_secret(kind: object) -> bool:
+    """Whether a key holds a secret, or a list of them."""
+    return kind is SecretStr or any(unwrapped(inner) is SecretStr for inner in get_args(kind))
+
+
 def _secret(path: str) -> str:
     """The content of a secret's file without its one trailing newline."""
     try:
@@ -70,10 +77,11 @@ def _setting(name: str, environ: Mapping[str, str], known: Mapping[Place, Key]) 
     try:
         if place in known or any(place == key[: len(place)] for key in known):
             return Setting(name, place, _decoded(environ[name], known.get(place)))
-        if secret != place and secret in known and known[secret].kind is SecretStr:
+        if secret != place and secret in known and _is_secret(known[secret].kind):
             direct = name[: -len(FILE_SUFFIX)]
-            problem = f"{direct} is set too; one of both is enough" if direct in environ else ""
-            return Setting(name, secret, problem or _secret(environ[name]), problem)
+            if direct in environ:
+                return Setting(name, secret, problem=f"{direct} is set too; one of both is enough")
+            return Setting(name, secret, _decoded(_secret(environ[name]), known[secret]))
     except ValueError as error:
         return Setting(name, place, problem=str(error))
     if place[0] == "models":

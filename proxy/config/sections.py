@@ -45,6 +45,8 @@ class ServerSection(BaseModel):
     """Address to listen on; one that is not loopback should have an `admin_key`."""
     port: Annotated[Number, Field(le=65_535)] = 4141
     """TCP port; 0 takes a free one."""
+    unix_socket: str | None = None
+    """Path to listen on instead of host and port, for its owner and group; null: TCP."""
     tls_certificate: str | None = None
     """File of a certificate chain in PEM, to serve HTTPS; null: plain HTTP."""
     tls_key: str | None = None

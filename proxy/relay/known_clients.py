@@ -1,20 +1,28 @@
 """Which clients are let in where not everybody is.
 
-Where keys are named, those who show one. Where the proxy pays and names none, everybody but web pages: whatever
-page is open on a machine can send requests to it, and would spend the key without being able to read it.
+Where keys are named, those who show one. Where the proxy pays and names none, everybody but web pages of
+other machines: whatever page is open in a browser can send requests to this one, and would spend the key.
+Browsers tell by `Origin` whose page it is, but not where a page reads from what it takes for its own server.
+Such a page has had its own name pointed at this machine (DNS rebinding), and that name stands in `Host`.
 """
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
 from secrets import token_bytes
-from urllib.parse import urlsplit
 
+from proxy.authority import authority
 from proxy.config.checks import is_loopback
 from proxy.errors import RequestRefused
 from proxy.relay.headers import CREDENTIALS
 
 _KEY_BYTES = 32
 _BEARER = b"bearer "
+# Origins of programs that show pages of their own; as Ollama's. Extensions of a browser are not among them,
+# and neither is `null`: any page can have a frame of that origin.
+_PROGRAMS = ("app://", "file://", "tauri://", "vscode-file://", "vscode-webview://")
+# What public name servers never resolve (RFC 6761, RFC 6762, and `internal` by ICANN's resolution).
+_PRIVATE = (".localhost", ".local", ".internal")
 
 
 class KnownClients:
@@ -24,13 +32,15 @@ class KnownClients:
 
     Args:
         keys: Any of them lets in; none: everybody is let in.
-        pays: Whether the proxy has a key of its own for the upstream.
+        pays: Whether the proxy has a key of its own for a provider.
+        loopback: Whether it is reached over a loopback address only. Elsewhere it may have any name.
     """
 
-    __slots__ = ("_digests", "_pays", "_secret")
+    __slots__ = ("_digests", "_loopback", "_pays", "_secret")
 
-    def __init__(self, keys: Iterable[str], *, pays: bool = False) -> None:
+    def __init__(self, keys: Iterable[str], *, pays: bool = False, loopback: bool = False) -> None:
         self._pays = pays
+        self._loopback = loopback
         self._secret = token_bytes(_KEY_BYTES)
         self._digests = frozenset(self._digest(key.encode()) for key in keys)
 
@@ -38,15 +48,24 @@ class KnownClients:
         """Let a request pass; `first` are the first values of its fields (`headers.first_values`).
 
         Raises:
-            RequestRefused: 401, it shows no key, or none that is known; 403, a web page has sent it.
+            RequestRefused: 401, it shows no key, or none that is known; 403, a web page of another machine
+                has sent it.
         """
         if self._digests:
             shown = {_key(first[name]) for name in CREDENTIALS.intersection(first)}
             if self._digests.isdisjoint(map(self._digest, shown)):
                 raise RequestRefused(401, "Show a key that this proxy knows.", "invalid_api_key")
-        elif self._pays and b"origin" in first and not _is_of_this_machine(first[b"origin"]):
+        elif self._pays:
+            self._refuse_pages(first)
+
+    def _refuse_pages(self, first: Mapping[bytes, bytes]) -> None:
+        if b"origin" in first and not _is_of_this_machine(first[b"origin"]):
             raise RequestRefused(
                 403, "Pages of other machines need a key: server.client_keys.", "origin_not_allowed"
+            )
+        if self._loopback and b"host" in first and not _is_no_public_name(first[b"host"]):
+            raise RequestRefused(
+                403, "Under a public name clients need a key: server.client_keys.", "host_not_allowed"
             )
 
     def _digest(self, key: bytes) -> bytes:
@@ -58,16 +77,35 @@ def _key(shown: bytes) -> bytes:
     return shown[len(_BEARER) :].strip() if shown[: len(_BEARER)].lower() == _BEARER else shown.strip()
 
 
+def _text(field: bytes) -> str:
+    return field.decode("latin-1").strip().lower()
+
+
 def _is_of_this_machine(origin: bytes) -> bool:
-    """Whether a page is served by this machine, or belongs to a program (`app://`, `vscode-webview://`)."""
+    """Whether a page is served by this machine, or belongs to a program (`app://obsidian.md`)."""
+    text = _text(origin)
+    scheme, _, rest = text.partition("://")
+    if scheme not in {"http", "https"}:
+        return text.startswith(_PROGRAMS)
+    named = authority(rest)
+    return named is not None and (is_loopback(named[0]) or named[0].endswith(".localhost"))
+
+
+def _is_no_public_name(host: bytes) -> bool:
+    """Whether a `Host` is an address, or a name that nobody elsewhere can point at this machine."""
+    named = authority(_text(host))
+    if named is None:
+        return False
+    name = named[0]
+    return "." not in name or name.endswith(_PRIVATE) or _is_address(name)
+
+
+def _is_address(host: str) -> bool:
     try:
-        parts = urlsplit(origin.decode("latin-1").strip().lower())
+        ip_address(host)
     except ValueError:
         return False
-    host = parts.hostname or ""
-    if parts.scheme in {"http", "https"}:
-        return is_loopback(host) or host.endswith(".localhost")
-    return parts.scheme != ""  # `null` is any page in a frame
+    return True
 
 
 EVERYBODY = KnownClients(())

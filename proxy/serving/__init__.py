@@ -4,9 +4,18 @@
 in the middle of something else.
 """
 
+from proxy.serving.certificate import tls
 from proxy.serving.deadlines import Deadlines
 from proxy.serving.graceful import Ending, Foreground, Patience
-from proxy.serving.running import PORT_IS_SPREAD, base_url, listen, run, served, server, tls
+from proxy.serving.listening import (
+    PORT_IS_SPREAD,
+    base_url,
+    is_spread,
+    listen,
+    listen_on_path,
+    removed_at_the_end,
+)
+from proxy.serving.running import run, served, server
 
 __all__ = [
     "PORT_IS_SPREAD",
@@ -15,7 +24,10 @@ __all__ = [
     "Foreground",
     "Patience",
     "base_url",
+    "is_spread",
     "listen",
+    "listen_on_path",
+    "removed_at_the_end",
     "run",
     "served",
     "server",

@@ -16,6 +16,8 @@ from proxy.serving.deadlines import SWEEP_S, Deadlines, sweep
 TICK_S = 0.1
 # Told to end, a request whose head or body is still on its way gets this long, in seconds.
 ARRIVAL_S = 0.5
+# Over TLS a connection that is closed waits for its client to agree, for 30 s; here for this long, in seconds.
+FAREWELL_S = 2.0
 # What a request does when its client has the answer gets this long, in seconds.
 SETTLE_S = 1.0
 # The application's own closing gets this long, in seconds, and less if the end is insisted on.
@@ -58,6 +60,12 @@ def _is_under_way(connection: Connection) -> bool:
     if cycle is None or cycle.response_complete:
         return False
     return cycle.response_started or not cycle.more_body or bool(connection.waiting)
+
+
+def _part(connection: Connection) -> None:
+    """Wait no longer for a client that has been sent everything."""
+    if not connection.transport.get_write_buffer_size():
+        connection.transport.abort()
 
 
 class Foreground(uvicorn.Server):
@@ -151,9 +159,13 @@ class Foreground(uvicorn.Server):
         """Wait for the answers under way, and drop connections that nobody needs."""
         clock = asyncio.get_running_loop().time
         begun = clock()
+        closed: dict[Connection, float] = {}
         while self._connections() and not self.force_exit and clock() - begun < self._patience.drain_s:
             for connection in self._connections():
-                self._see_off(connection, late=clock() - begun >= ARRIVAL_S)
+                if not connection.transport.is_closing():
+                    self._see_off(connection, late=clock() - begun >= ARRIVAL_S)
+                elif clock() - closed.setdefault(connection, clock()) >= FAREWELL_S:
+                    _part(connection)
             await asyncio.sleep(TICK_S)
 
     def _see_off(self, connection: Connection, *, late: bool) -> None:
@@ -164,8 +176,6 @@ class Foreground(uvicorn.Server):
             late: Whether a request that is not whole yet has had its time.
         """
         cycle = connection.cycle
-        if connection.transport.is_closing():
-            return
         if connection.hung_up:
             if late:
                 connection.transport.close()

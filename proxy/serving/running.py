@@ -1,26 +1,21 @@
-"""Listening sockets, and applications run on them."""
+"""Applications run on listening sockets."""
 
 import asyncio
 import contextlib
-import os
 import socket
 import ssl
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import uvicorn
 
-from proxy.errors import ConfigError, ProxyError
+from proxy.errors import ProxyError
 from proxy.serving.connection import Connection
 from proxy.serving.deadlines import Deadlines, sweep
 from proxy.serving.graceful import Foreground, Patience
+from proxy.serving.listening import BACKLOG, base_url, listen
 
-BACKLOG = 2_048
 POLL_S = 0.005
-# Whether the kernel spreads connections over sockets that share a port. Others give all to one of them.
-PORT_IS_SPREAD = sys.platform == "linux"
-
 DEADLINES = Deadlines()
 
 Application = Callable[..., Any]
@@ -42,28 +37,6 @@ class _Embedded(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Capture none."""
         yield
-
-
-def tls(certificate: str, key: str) -> ssl.SSLContext:
-    """What is needed to serve TLS (1.2 and up).
-
-    Args:
-        certificate: File of the certificate in PEM, and of those that lead to a known authority.
-        key: File of its private key in PEM, without a password.
-
-    Raises:
-        ConfigError: They cannot be read, or do not belong together.
-    """
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        context.load_cert_chain(certificate, key, password=lambda: b"")
-    except ssl.SSLError as error:
-        why = (error.reason or "unreadable").replace("_", " ").lower()
-        raise ConfigError(f"server.tls_key: no key without a password to server.tls_certificate: {why}") from None
-    except OSError as error:
-        raise ConfigError(f"server.tls_certificate: cannot be read: {error.strerror}") from None
-    return context
 
 
 def _settings(
@@ -106,63 +79,9 @@ def server(
         deadlines: How long clients may take to send a request.
         context: Serves TLS; None: plain HTTP.
     """
-    return Foreground(_settings(app, context=context), patience, told, insistent=insistent, deadlines=deadlines)
-
-
-def _shared(family: int, address: tuple[str, int] | tuple[int, bytes]) -> socket.socket:
-    """A socket on a port that others have, too, which does not listen yet."""
-    bound = socket.socket(family)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        bound.bind(address)
-    except OSError:
-        bound.close()
-        raise
-    return _undelayed(bound)
-
-
-def _undelayed(bound: socket.socket) -> socket.socket:
-    """The socket, whose connections send without waiting for acknowledgements (Nagle).
-
-    asyncio, unlike uvloop, sees to that only where a socket names its protocol, which ours do not; on a
-    connection that is used again an answer of two writes would take 40 ms.
-    """
-    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return bound
-
-
-def listen(host: str, port: int, *, spread: bool = False) -> socket.socket:
-    """A listening socket; port 0 takes a free one.
-
-    Args:
-        host: Address or name; empty: every address of this machine.
-        port: TCP port.
-        spread: Share the port with other such sockets; the kernel spreads connections over those that
-            listen, and this one does when it is served. Only where `PORT_IS_SPREAD`.
-
-    Raises:
-        ConfigError: The address cannot be listened on.
-    """
-    try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
-        if spread:
-            return _shared(family, address[:2])
-        return _undelayed(socket.create_server(address[:2], family=family, backlog=BACKLOG))
-    except OSError as error:
-        # Python adds the address to the system's words; the name service has negative numbers of its own.
-        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-        raise ConfigError(f"server.port: cannot listen on {host}:{port}: {why}") from None
-
-
-def base_url(bound: socket.socket, scheme: str = "http") -> str:
-    """The URL under which a listening socket is reached from this machine."""
-    host, port = bound.getsockname()[:2]
-    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - recognised, not bound
-    return f"{scheme}://[{here}]:{port}" if ":" in here else f"{scheme}://{here}:{port}"
+    return Foreground(
+        _settings(app, context=context), patience, told, insistent=insistent, deadlines=deadlines
+    )
 
 
 async def _serve(running: uvicorn.Server, bound: socket.socket) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.config import load
+from proxy.config.checks import KEYS_OF_OURS
 from proxy.config.environment import Setting
 from proxy.config.keys import dotted, keys, plain
 from proxy.config.model import Config, for_model
@@ -465,15 +466,46 @@ def test_without_a_home_it_keeps_what_it_keeps_in_memory_and_says_so(tmp_path: P
 
 def test_clients_keys_are_never_shown_to_the_upstream(tmp_path: Path) -> None:
     assert problems("server: {client_keys: [a]}", tmp_path) == [
-        "config.yaml:1:10: server.client_keys: needs upstream.api_key (any word, if the upstream wants none), "
-        "because the upstream must not be shown the keys by which clients are known here"
+        f"config.yaml:1:10: server.client_keys: {KEYS_OF_OURS}"
     ]
     environ = {**HOME, P + "SERVER__CLIENT_KEYS": '["a", "b"]', P + "UPSTREAM__API_KEY": "x"}
     keys = load(None, environ).config.server.client_keys
     assert [key.get_secret_value() for key in keys] == ["a", "b"]
-    assert "server.client_keys: a key is empty" in problems(
-        "server: {client_keys: ['']}\nupstream: {api_key: x}", tmp_path
-    )[0]
+    assert (
+        "server.client_keys: a key is empty"
+        in problems("server: {client_keys: ['']}\nupstream: {api_key: x}", tmp_path)[0]
+    )
+
+
+def test_clients_keys_are_taken_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text('["a", "b"]\n')
+    environ = {**HOME, P + "SERVER__CLIENT_KEYS_FILE": str(tmp_path / "keys"), P + "UPSTREAM__API_KEY": "x"}
+    keys = load(None, environ).config.server.client_keys
+    assert [key.get_secret_value() for key in keys] == ["a", "b"]
+
+
+def test_https_needs_a_certificate_and_its_key(tmp_path: Path) -> None:
+    (tmp_path / "c").write_text("")
+    assert problems(f"server: {{tls_certificate: {tmp_path}/c}}", tmp_path) == [
+        "config.yaml:1:1: server.tls_key: certificate and key are needed together"
+    ]
+    text = f"server: {{tls_certificate: {tmp_path}/c, tls_key: {tmp_path}/k}}"
+    assert problems(text, tmp_path)[0].endswith(": server.tls_key: the file cannot be read")
+
+
+def test_a_unix_socket_stands_for_host_and_port(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    server = "server: {unix_socket: /run/p.sock, host: 0.0.0.0}"
+    file.write_text(f"{server}\nupstream: {{base_url: 'http://127.0.0.1:4141/v1', api_key: b}}\n")
+    assert load(None, HOME).warnings == ()
+    assert problems("server: {unix_socket: p.sock}", tmp_path) == [
+        "config.yaml:1:10: server.unix_socket: the path must be absolute"
+    ]
+    (tmp_path / "c").write_text("")
+    text = f"server: {{unix_socket: /p, tls_certificate: {tmp_path}/c, tls_key: {tmp_path}/c}}"
+    assert problems(text, tmp_path)[0].endswith(
+        "server.tls_certificate: TLS is for host and port, and server.unix_socket takes their place"
+    )
 
 
 def test_a_key_that_anybody_may_spend_leads_to_a_warning(tmp_path: Path) -> None:

@@ -23,7 +23,12 @@ async def answer(exchange: Any) -> None:
 
 @pytest.mark.parametrize(
     "shown",
-    ["authorization: Bearer ck-one", "authorization: bearer  ck-two ", "x-api-key: ck-one", "api-key: ck-two"],
+    [
+        "authorization: Bearer ck-one",
+        "authorization: bearer  ck-two ",
+        "x-api-key: ck-one",
+        "api-key: ck-two",
+    ],
 )
 async def test_a_key_that_is_known_opens_and_never_leaves(wire: Any, chat: Any, shown: str) -> None:
     async with (
@@ -40,7 +45,13 @@ async def test_a_key_that_is_known_opens_and_never_leaves(wire: Any, chat: Any, 
 
 @pytest.mark.parametrize(
     "shown",
-    [(), ("authorization: Bearer ck-on",), ("authorization: Basic ck-one",), ("x-other: ck-one",), ("api-key:",)],
+    [
+        (),
+        ("authorization: Bearer ck-on",),
+        ("authorization: Basic ck-one",),
+        ("x-other: ck-one",),
+        ("api-key:",),
+    ],
 )
 async def test_without_one_nothing_is_relayed_whatever_the_path(
     wire: Any, chat: Any, shown: tuple[str, ...]
@@ -79,20 +90,79 @@ async def test_clients_with_keys_of_their_own_are_tenants_of_their_own(wire: Any
     assert ids[0] == ids[2] != ids[1]
 
 
-PAGES = ["https://evil.example", "http://127.0.0.1.evil.example", "null", "http://", "http://[::1", "https://10.0.0.7"]
-OURS = ["http://localhost:3000", "https://127.0.0.1", "http://[::1]:8080", "app://obsidian.md", "http://a.localhost"]
+PAGES = [
+    "https://evil.example",
+    "http://127.0.0.1.evil.example",
+    "null",
+    "http://",
+    "http://[::1",
+    "https://10.0.0.7",
+]
+OURS = [
+    "http://localhost:3000",
+    "https://127.0.0.1",
+    "http://[::1]:8080",
+    "app://obsidian.md",
+    "http://a.localhost",
+]
 
 
-@pytest.mark.parametrize("origin", PAGES)
-async def test_a_page_of_another_machine_cannot_spend_the_proxy_s_key(wire: Any, chat: Any, origin: str) -> None:
-    paying = {"upstream": {"api_key": "sk-ours"}}
+PAYING = [{"upstream": {"api_key": "sk-ours"}}, {"summary": {"model": "none", "api_key": "sk-ours"}}]
+
+
+@pytest.mark.parametrize("paying", PAYING)
+async def test_a_page_of_another_machine_cannot_spend_the_proxy_s_key(
+    wire: Any, chat: Any, paying: dict[str, Any]
+) -> None:
     async with wire.running_upstream(answer) as upstream:
         async with wire.running_proxy(upstream.port, **paying) as port:
-            refused = await wire.ask(port, chat(f"origin: {origin}"))
+            refused = [await wire.ask(port, chat(f"origin: {page}")) for page in PAGES]
+            seen = len(upstream.seen)
+            served = [await wire.ask(port, chat(f"origin: {page}")) for page in (OURS[0], OURS[-1])]
         async with wire.running_proxy(upstream.port) as port:  # the page would have to bring a key of its own
-            relayed = await wire.ask(port, chat(f"origin: {origin}"))
-    error = json.loads(refused.body)["error"]
-    assert (refused.status, error["code"], relayed.body) == (403, "origin_not_allowed", b"ok")
+            relayed = await wire.ask(port, chat(f"origin: {PAGES[0]}"))
+    codes = [(reply.status, json.loads(reply.body)["error"]["code"]) for reply in refused]
+    assert (codes, seen) == ([(403, "origin_not_allowed")] * len(PAGES), 0)
+    assert [reply.body for reply in (*served, relayed)] == [b"ok"] * 3
+
+
+REBOUND = [
+    "evil.example",
+    "evil.example:4141",
+    "127.0.0.1.evil.example",
+    "127.0.0.1@evil.example",
+    "evil.example.",
+]
+NAMES = [
+    "localhost:4141",
+    "127.0.0.1:4141",
+    "[::1]:4141",
+    "10.0.0.7",
+    "host.docker.internal:4141",
+    "mac.local",
+    "proxy",
+]
+
+
+async def test_a_page_whose_name_was_pointed_at_this_machine_reads_nothing(wire: Any) -> None:
+    def asking(host: str) -> bytes:
+        request: bytes = wire.get("/v1/files").replace(b"host: proxy", b"host: " + host.encode())
+        return request
+
+    async with (
+        wire.running_upstream(answer) as upstream,
+        wire.running_proxy(upstream.port, **PAYING[0]) as port,
+    ):
+        refused = [await wire.ask(port, asking(host)) for host in REBOUND]
+        seen = len(upstream.seen)
+        served = [await wire.ask(port, asking(host)) for host in NAMES]
+    codes = [(reply.status, json.loads(reply.body)["error"]["code"]) for reply in refused]
+    assert (codes, seen) == ([(403, "host_not_allowed")] * len(REBOUND), 0)
+    assert [reply.body for reply in served] == [b"ok"] * len(NAMES)
+
+
+def test_on_an_address_that_others_reach_the_proxy_may_have_any_name() -> None:
+    KnownClients((), pays=True).admit({b"host": b"llm.example.com"})
 
 
 @pytest.mark.parametrize("origin", OURS)

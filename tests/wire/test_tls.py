@@ -1,7 +1,9 @@
 """The server's own TLS, with the certificate that clients must trust."""
 
 import asyncio
+import contextlib
 import ssl
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from proxy.errors import ConfigError
 from proxy.serving import served, tls
-from tests.certificates import self_signed
+from tests.certificates import HOUR, self_signed
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +75,46 @@ async def test_who_speaks_plainly_to_it_gets_nothing_and_costs_nothing(
         assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []
 
 
+async def test_who_speaks_tls_to_the_plain_port_is_refused_without_a_word_in_the_log(
+    files: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(app) as url:
+        caplog.clear()
+        port = int(url.rpartition(":")[2])
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await asyncio.open_connection("127.0.0.1", port, ssl=ssl.create_default_context(cafile=files[0]))
+        assert (await said(port, b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n", None)).endswith(
+            b"http\r\n0\r\n\r\n"
+        )
+    assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []
+
+
+async def test_a_refusal_reaches_a_client_that_is_still_sending(files: tuple[Path, Path]) -> None:
+    context = ssl.create_default_context(cafile=files[0])
+    async with served(app, context=tls(*map(str, files))) as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]), ssl=context)
+        writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 20000000\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(200):
+                writer.write(b"x" * 100_000)
+                await writer.drain()
+        async with asyncio.timeout(5):
+            assert (await reader.readuntil(b"\r\n0\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "why"), [(-2 * HOUR, -HOUR, "has expired"), (HOUR, 2 * HOUR, "is not valid yet")]
+)
+def test_a_certificate_out_of_its_time_is_a_problem_of_the_configuration(
+    begins: timedelta, ends: timedelta, why: str, tmp_path: Path
+) -> None:
+    certificate, key = map(str, written(tmp_path, "old", *self_signed(begins=begins, ends=ends)))
+    with pytest.raises(ConfigError) as raised:
+        tls(certificate, key)
+    assert str(raised.value) == f"server.tls_certificate: {certificate} {why}"
+
+
 def test_files_of_no_use_are_a_problem_of_the_configuration(files: tuple[Path, Path], tmp_path: Path) -> None:
     certificate, key = map(str, files)
     other = written(tmp_path, "other", *self_signed())
@@ -80,5 +122,7 @@ def test_files_of_no_use_are_a_problem_of_the_configuration(files: tuple[Path, P
     for wrong in ((certificate, str(other[1])), (str(locked[0]), str(locked[1])), (key, certificate)):
         with pytest.raises(ConfigError, match=r"server\.tls_key: no key without a password to server\.tls"):
             tls(*wrong)
-    with pytest.raises(ConfigError, match=r"server\.tls_certificate: cannot be read: No such file"):
+    with pytest.raises(
+        ConfigError, match=r"server\.tls_certificate, server\.tls_key: cannot be read: No such"
+    ):
         tls(str(tmp_path / "none.pem"), key)

@@ -1,0 +1,15 @@
+"""Hosts as requests name them: in `Host`, and in the origins of web pages."""
+
+from urllib.parse import urlsplit
+
+
+def authority(value: str, default_port: int | None = None) -> tuple[str, int | None] | None:
+    """Host in lower case and port of `host[:port]`; None if it is none."""
+    try:
+        parts = urlsplit("//" + value)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return None
+    if not host or parts.netloc != value or "@" in value:
+        return None
+    return host.rstrip("."), default_port if port is None else port

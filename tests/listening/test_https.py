@@ -1,0 +1,90 @@
+"""The proxy as a process that serves HTTPS."""
+
+import asyncio
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.certificates import HOUR, self_signed
+from tests.proxy_processes import ROOT, proxy_process
+
+GET = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
+# An idle client that does not agree to the end of its connection would hold the process for 30 s.
+END_S = 15.0
+
+
+def settings(folder: Path, certificate: bytes, key: bytes) -> dict[str, str]:
+    """Environment variables of a proxy that serves HTTPS."""
+    files = {"TLS_CERTIFICATE": certificate, "TLS_KEY": key}
+    for name, held in files.items():
+        (folder / name).write_bytes(held)
+    return {f"COMPACTION_PROXY__SERVER__{name}": str(folder / name) for name in files}
+
+
+def command(name: str, folder: Path, **environ: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "proxy", *name.split()],
+        cwd=folder, env={"HOME": str(folder), "PYTHONPATH": str(ROOT), **environ},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def idle(port: int, context: ssl.SSLContext) -> tuple[ssl.SSLSocket, bytes]:
+    """A client that has an answer and keeps its connection, and what it was told."""
+    client = context.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="localhost")
+    client.settimeout(10)
+    client.sendall(GET)
+    return client, client.recv(1_000)
+
+
+def plain(port: int) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(GET)
+        try:
+            return client.recv(1_000)
+        except ConnectionError:
+            return b""
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_it_serves_https_and_ends_beside_idle_clients(workers: str, tmp_path: Path) -> None:
+    environ = settings(tmp_path, *self_signed())
+    context = ssl.create_default_context(cafile=tmp_path / "TLS_CERTIFICATE")
+    certificate, key = tmp_path / "TLS_CERTIFICATE", tmp_path / "TLS_KEY"
+    async with proxy_process(
+        tmp_path, 9, workers=workers, tls_certificate=certificate, tls_key=key
+    ) as running:
+        client, said = await asyncio.to_thread(idle, running.port, context)
+        spoken_plainly = await asyncio.to_thread(plain, running.port)
+        silent = socket.create_connection(("127.0.0.1", running.port))
+        url = {"COMPACTION_PROXY__SERVER__PORT": str(running.port)}
+        health = await asyncio.to_thread(command, "health", tmp_path, **environ, **url)
+        begun = time.monotonic()
+        os.kill(running.process.pid, signal.SIGTERM)
+        code = await asyncio.wait_for(running.process.wait(), 60)
+        took_s = time.monotonic() - begun
+        errors = running.errors.read_text()
+    client.close()
+    silent.close()
+    assert said.startswith(b"HTTP/1.1 200 ")
+    assert spoken_plainly == b""
+    assert health == (0, f"https://127.0.0.1:{running.port}: ready\n", "")
+    assert (running.url, code) == (f"https://127.0.0.1:{running.port}", 0)
+    assert ("Traceback" in errors, "rror" in errors) == (False, False)
+    assert took_s < END_S
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_certificate_of_no_use_is_one_line_and_exit_code_2(workers: str, tmp_path: Path) -> None:
+    environ = settings(tmp_path, *self_signed(begins=-2 * HOUR, ends=-HOUR))
+    environ["COMPACTION_PROXY__SERVER__WORKERS"] = workers
+    expired = f"server.tls_certificate: {tmp_path}/TLS_CERTIFICATE has expired\n"
+    assert command("serve", tmp_path, **environ) == (2, "", expired)
