@@ -37,7 +37,8 @@ MB = 1024 * 1024
 GROWTH_SHARE, GROWTH_BYTES = 0.05, 10 * MB
 # What the load has left behind must be gone within this, in seconds.
 SETTLED_S = 10.0
-WARM_UP_S = 1.0
+# Before the first tenth conversations are seen for this share of the time, and at least so many seconds.
+WARM_UP_SHARE, LEAST_S = 0.2, 1.0
 # The least time between two troubles of the store, in seconds.
 REDIS_S = 1.0
 # How many violations are printed.
@@ -64,39 +65,36 @@ class Outcome:
     took_s: float
     wrong: Sequence[str]
 
-    def first_tenth_bytes(self) -> int:
-        """Memory in the first tenth of the run, without the warming up: the median."""
+    def tenths_bytes(self) -> list[int]:
+        """Memory in each tenth of the run that has samples: their median."""
         begin_s = self.samples[0].at_s
-        early = [each.rss_bytes for each in self.samples if each.at_s - begin_s <= self.took_s / 10]
-        return int(statistics.median(early[len(early) // 2 :]))
-
-    def end_bytes(self) -> int:
-        """Memory in the last tenth: the median."""
-        end_s = self.samples[-1].at_s
-        late = [each.rss_bytes for each in self.samples if end_s - each.at_s <= self.took_s / 10]
-        return int(statistics.median(late))
+        tenth_s = (self.samples[-1].at_s - begin_s) / 10 or 1.0
+        tenths: dict[int, list[int]] = {}
+        for each in self.samples:
+            tenths.setdefault(min(9, int((each.at_s - begin_s) / tenth_s)), []).append(each.rss_bytes)
+        return [int(statistics.median(held)) for held in tenths.values()]
 
     def violations(self) -> list[str]:
         """All that should not have been."""
-        grown = self.end_bytes() - self.first_tenth_bytes()
-        allowed = max(GROWTH_BYTES, GROWTH_SHARE * self.first_tenth_bytes())
+        tenths = self.tenths_bytes()
+        grown = tenths[-1] - tenths[0]
         left = {
             "descriptors": self.after.files - self.idle.files,
             "tasks": self.after.tasks - self.idle.tasks,
         }
         found = [f"{more} {name} more than before the load" for name, more in left.items() if more > 0]
-        if grown > allowed:
+        if grown > max(GROWTH_BYTES, GROWTH_SHARE * tenths[0]):
             found.append(f"memory grew by {grown / MB:.1f} MiB")
         return [*self.wrong, *found]
 
 
-async def settled(replicas: Replicas, replica: Replica, idle: Held) -> Held:
+async def settled(replica: Replica, idle: Held) -> Held:
     """What a replica holds once that is no more than before, or has had the time to get there."""
     deadline_s = time.monotonic() + SETTLED_S
-    held = await replicas.unpooled(replica)
+    held = await replica.held()
     while (held.files > idle.files or held.tasks > idle.tasks) and time.monotonic() < deadline_s:
         await asyncio.sleep(0.2)
-        held = await replicas.unpooled(replica)
+        held = await replica.held()
     return held
 
 
@@ -130,12 +128,13 @@ async def soak(folder: Path, redis: RedisServer, number: int, seconds: float, se
         replicas = Replicas(folder, upstream.port, redis, addresses, rng)
         stack.push_async_callback(replicas.close)
         stays = await replicas.start()
-        await clients.run(1, WARM_UP_S)
-        idle = await replicas.unpooled(stays)
+        await clients.run(1, LEAST_S)
+        idle = await stays.held()
+        await clients.run(number, max(LEAST_S, seconds * WARM_UP_SHARE))
         begun_s = time.monotonic()
         await under_load(clients, replicas, stays, number, seconds)
         took_s = time.monotonic() - begun_s
-        after = await settled(replicas, stays, idle)
+        after = await settled(stays, idle)
         ended = await stays.end()
         said = [line for replica in replicas.started for line in replica.failures()]
     counted = clients.counted + upstream.seen + replicas.counted
@@ -150,17 +149,12 @@ def report(outcome: Outcome) -> Iterable[str]:
     yield "| --- | ---: |"
     yield from (f"| {name} | {times:,} |" for name, times in outcome.counted.items())
     yield ""
-    yield "| held by the replica that stays | before | first tenth | end | after |"
-    yield "| --- | ---: | ---: | ---: | ---: |"
-    memory = (
-        outcome.idle.rss_bytes,
-        outcome.first_tenth_bytes(),
-        outcome.end_bytes(),
-        outcome.after.rss_bytes,
-    )
-    yield f"| memory, MiB | {' | '.join(f'{each / MB:.1f}' for each in memory)} |"
-    yield f"| descriptors | {outcome.idle.files} | | | {outcome.after.files} |"
-    yield f"| tasks | {outcome.idle.tasks} | | | {outcome.after.tasks} |"
+    memory = [outcome.idle.rss_bytes, *outcome.tenths_bytes(), outcome.after.rss_bytes]
+    shown = ", ".join(f"{each / MB:.1f}" for each in memory)
+    yield "Held by the replica that stays"
+    yield f"- memory before, in each tenth, and after, MiB: {shown}"
+    yield f"- descriptors before and after: {outcome.idle.files}, {outcome.after.files}"
+    yield f"- tasks before and after: {outcome.idle.tasks}, {outcome.after.tasks}"
     found = outcome.violations()
     yield f"\n{len(found)} violations"
     yield from (f"- {each}" for each in found[:SHOWN])

@@ -4,16 +4,15 @@ import asyncio
 import contextlib
 import json
 import random
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 
 import httptools
 from soak_upstream import MODEL, Asked, Upstream
 
-TURNS = 40
+TURNS = 30
 TURN_WORDS = 110
-# Conversations that a client has by turns, so that what is remembered of them does not grow without end.
-GENERATIONS = 2
 PATIENCE_S = 60.0
 # Of all requests: streams, streams that the upstream cuts, and requests whose client leaves.
 STREAM_SHARE, CUT_SHARE, LEAVING_SHARE = 0.7, 0.03, 0.1
@@ -97,13 +96,12 @@ class Clients:
                 group.create_task(self._converse(number))
 
     async def _converse(self, client: int) -> None:
+        # The same again and again, so that what is remembered of it does not grow without end.
+        canary = f"canary_{client}_"
         turn = self.rng.randrange(TURNS)  # so that not all are as long at the same time
-        lap = 0
         while asyncio.get_running_loop().time() < self.ends_s:
-            canary = f"canary_{client}_{lap % GENERATIONS}"
             await self._ask(client, canary, turn)
             turn = (turn + 1) % TURNS
-            lap += turn == 0
 
     async def _ask(self, client: int, canary: str, turn: int) -> None:
         name = f"s{self.counted['asked']:07d}x{client}"
@@ -112,7 +110,7 @@ class Clients:
         self.upstream.asked[name] = asked
         leaves_s = self.rng.random() * 0.2 if self.rng.random() < LEAVING_SHARE else None
         address = self.rng.choice(self.addresses.live)
-        answer = _Answer()
+        answer, begun_s = _Answer(), time.monotonic()
         try:
             async with asyncio.timeout(PATIENCE_S if leaves_s is None else leaves_s):
                 await self._exchange(address, canary, content, answer)
@@ -121,6 +119,8 @@ class Clients:
             self._judge_left(asked, answer, leaves_s)
         except OSError as error:
             self.wrong.append(f"{name} from {address}: {error!r}")
+        took_ms = int((time.monotonic() - begun_s) * 1000)
+        self.counted["slowest answer, ms"] = max(took_ms, self.counted["slowest answer, ms"])
         # An upstream call may begin while its client leaves.
         asyncio.get_running_loop().call_later(PATIENCE_S, self.upstream.asked.pop, name)
 
@@ -144,7 +144,7 @@ class Clients:
         cut = self.rng.randrange(1, events) if events and self.rng.random() < CUT_SHARE else None
         rule = f"never delete the table audit_{canary} without asking me"
         messages = conversation(canary, rule, turn)
-        body = {"model": MODEL, "user": name, "stream": events > 0, "messages": messages}
+        body = {"model": MODEL, "messages": messages, "stream": events > 0, "user": name}
         content = json.dumps(body).encode()
         return Asked(name, canary, rule, len(content), events, self.rng.random() * 0.02, cut), content
 

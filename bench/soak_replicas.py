@@ -8,8 +8,9 @@ import random
 import re
 import signal
 import sys
+import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from processes import Program
@@ -48,9 +49,15 @@ signal.signal(signal.SIGUSR1, counted)
 """
 
 
-def open_files(pid: int) -> int:
-    """Descriptors that a process has open."""
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+def open_files(pid: int, store: int) -> int:
+    """Descriptors that a process has open, but for connections to the store: a bounded pool keeps those."""
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    pooled = {f"socket:[{row[9]}]" for row in rows if int(row[2].partition(":")[2], 16) == store}
+    found = 0
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found += str(each.readlink()) not in pooled
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,7 @@ class Held:
     Attributes:
         at_s: When, by the loop's clock.
         rss_bytes: Memory.
-        files: Open descriptors.
+        files: Open descriptors, without the pool of connections to the store.
         tasks: Of its event loop.
     """
 
@@ -72,12 +79,21 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A proxy that accepts requests."""
+    """A proxy that accepts requests.
+
+    Attributes:
+        process: It.
+        address: Where it listens.
+        folder: Where it works.
+        log: What it says.
+        store: Port of its store.
+    """
 
     process: asyncio.subprocess.Process
     address: tuple[str, int]
     folder: Path
     log: Path
+    store: int
 
     async def held(self) -> Held:
         """What it holds now."""
@@ -87,7 +103,7 @@ class Replica:
         async with asyncio.timeout(SAMPLED_S):
             while not said.exists():  # noqa: ASYNC110 - another process makes it
                 await asyncio.sleep(0.01)
-        files = open_files(self.process.pid)
+        files = open_files(self.process.pid, self.store)
         program = Program(self.process.pid, self.address)
         now_s = asyncio.get_running_loop().time()
         return Held(now_s, program.rss_bytes(), files, int(said.read_text()))
@@ -153,27 +169,25 @@ class Replicas:
                 stdout=asyncio.subprocess.PIPE, stderr=errors,
             )  # fmt: skip
         address = await asyncio.wait_for(_listening(process), START_S)
-        replica = Replica(process, address, self.folder, log)
+        replica = Replica(process, address, self.folder, log, self.redis.port)
         self.started.append(replica)
         self.addresses.live.append(address)
         return replica
-
-    async def unpooled(self, replica: Replica) -> Held:
-        """What the only replica holds, without connections to the store that wait in its pool."""
-        held = await replica.held()
-        pooled = len(self.redis.admin.client_list(_type="normal")) - 1  # our own
-        return replace(held, files=held.files - pooled)
 
     async def roll(self, replica: Replica, every_s: float) -> None:
         """Have a replica serve for a while, end it, start another, and so on until cancelled."""
         while True:
             await asyncio.sleep(every_s * (0.5 + self.rng.random()))
-            ending = asyncio.create_task(replica.end())
+            ending, begun_s = asyncio.create_task(replica.end()), time.monotonic()
             await asyncio.sleep(NOTICED_S)
             self.addresses.live.remove(replica.address)
             if wrong := await ending:
                 self.wrong.append(wrong)
             self.counted["replicas replaced"] += 1
+            took_ms = int((time.monotonic() - begun_s) * 1000)
+            self.counted["slowest end of a replica, ms"] = max(
+                took_ms, self.counted["slowest end of a replica, ms"]
+            )
             replica = await self.start()
 
     async def break_redis(self, every_s: float) -> None:
