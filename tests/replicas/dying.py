@@ -1,0 +1,79 @@
+"""Forks proxies that kill themselves at a point of a round: each line that is read names the point by number.
+
+They print what `serve` prints, and this process says when one has died. To fork them is quicker than to start
+each anew, and nothing runs yet in what is forked.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from proxy.adapters.redis_store import RedisStore
+from proxy.adapters.sqlite_store import SqliteStore
+from proxy.app import create_app
+from proxy.cli import app
+from proxy.compaction import making, turns
+from proxy.compaction.summarising import Summarising
+from proxy.history import History
+from proxy.relay import chat
+from proxy.serving.cycle import Cycle
+from proxy.storage.records import Records
+
+# Where, and whether before it or with its outcome.
+POINTS: list[tuple[tuple[Any, ...], str, bool]] = [
+    ((turns,), "_lent", False),
+    ((turns,), "_lent", True),
+    ((Summarising,), "write", False),
+    ((Summarising,), "write", True),
+    ((making,), "stand_ins", True),
+    ((History,), "rooted", True),
+    ((RedisStore, SqliteStore), "commit", False),
+    ((RedisStore, SqliteStore), "commit", True),
+    ((Records,), "release", False),
+    ((Records,), "release", True),
+    ((chat,), "open_answer", False),
+    ((Cycle,), "_send_body", True),
+]
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def deadly(real: Callable[..., Any], *, after: bool) -> Callable[..., Any]:
+    """The same, but whoever calls it dies; a commit at start-up is none of a round."""
+
+    async def awaited(*arguments: Any, **named: Any) -> Any:
+        if real.__name__ == "commit" and ":checkpoint:" not in str(arguments[1]):
+            return await real(*arguments, **named)
+        if not after:
+            die()
+        outcome = await real(*arguments, **named)
+        die()
+        return outcome
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        real(*arguments, **named)
+        die()
+
+    return awaited if asyncio.iscoroutinefunction(real) else called
+
+
+def main() -> None:
+    assert create_app is not None  # loaded before anything is forked
+    for line in sys.stdin:
+        owners, name, after = POINTS[int(line)]
+        pid = os.fork()
+        if pid == 0:
+            for owner in owners:
+                setattr(owner, name, deadly(getattr(owner, name), after=after))
+            app(["serve", *sys.argv[1:]])
+        _, status = os.waitpid(pid, 0)
+        print(f"ended {os.waitstatus_to_exitcode(status)}", flush=True)  # noqa: T201 - it is how this process speaks
+
+
+if __name__ == "__main__":
+    main()
