@@ -43,13 +43,13 @@ class Echoing:
             return SummaryAnswer(_echo(shown))
         parts = RUN_MARK.split(shown)[1:]
         return SummaryAnswer(
-            "\n".join(f"{mark}\n{_echo(part)}" for mark, part in zip(marks, parts, strict=False))
+            "\n".join(f"{mark}\n{_echo(part, '')}" for mark, part in zip(marks, parts, strict=False))
         )
 
 
-def _echo(shown: str) -> str:
+def _echo(shown: str, record: str = RECORD) -> str:
     words = dict.fromkeys(WORD.findall(shown))
-    return f"{RECORD}\n- they said please look at the ledger again, and seen: {' '.join(words)}.\n"
+    return f"{record}\n- they said please look at the ledger again, and seen: {' '.join(words)}.\n"
 
 
 def _is_in_order(words: list[str], order: list[str]) -> bool:
@@ -178,7 +178,7 @@ def test_what_is_forwarded_holds_no_text_of_another_branch(
     slow = pytestconfig.getoption("--runslow")
     machine: Any = type("Machine", (Histories,), {"strategy": strategy, "rounds": 0})
     limits = settings(
-        max_examples=200 if slow else 12,
+        max_examples=60 if slow else 8,
         stateful_step_count=20 if slow else 12,
         deadline=None,
         derandomize=True,
