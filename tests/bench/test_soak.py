@@ -39,7 +39,7 @@ def test_a_short_soak_ends_without_a_violation(pytestconfig: pytest.Config) -> N
         assert times(ended.stdout, what) > 0
     if seconds == 90:
         assert times(ended.stdout, "Redis restarts") >= 10
-        assert times(ended.stdout, "replicas replaced") >= 5
+        assert times(ended.stdout, "replicas replaced") >= 2
 
 
 @pytest.fixture
