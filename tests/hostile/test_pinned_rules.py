@@ -107,11 +107,12 @@ def wrong_with(strategy: str, forwarded: list[JsonObject]) -> Iterator[str]:
         yield "the user's own rule is not there"
 
 
+@pytest.mark.timeout(300)  # a thousand rounds on a busy machine
 @pytest.mark.parametrize("summary", [obedient, against_the_rules, forgetful], ids=lambda each: each.__name__)
 async def test_pinned_rules_and_privileged_messages_are_byte_identical_after_any_number_of_rounds(
     before: Any, provider: Any, summary: Callable[[str, Hostile], str], pytestconfig: pytest.Config
 ) -> None:
-    wanted = 1_000 if pytestconfig.getoption("--runslow") else 100
+    wanted = 1_000 if pytestconfig.getoption("--runslow") and summary is not forgetful else 100
     made, summarised, wrong = 0, 0, list[str]()
     async with before(summary={"model": "summary-small", "calls_per_hour": 0}) as client:
         for number, (hostile, strategy) in enumerate(zip(cycle(HOSTILE), cycle(STRATEGIES))):
