@@ -114,7 +114,7 @@ async def grown(client: httpx.AsyncClient, name: str) -> list[str]:
 async def test_what_is_lost_before_any_call_of_the_store_is_made_again(
     place: Place, pytestconfig: pytest.Config
 ) -> None:
-    rounds, step = (10, 1) if pytestconfig.getoption("--runslow") else (1, 3)
+    rounds, step = (10, 1) if pytestconfig.getoption("--runslow") else (1, 5)
     store: Any = Forgetful(place.server)
     async with place.proxy(store=store) as client:
         await grown(client, "warm")
