@@ -1,0 +1,93 @@
+"""Clocks that are wrong, run fast or jump: nothing that is shared goes by them."""
+
+import asyncio
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CLIENTS = 30
+# Answers are dated anew so often, in seconds.
+DATE_S = 1.2
+NAMES = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/local/lib/faketime/libfaketime.so.1")
+MAX_TTL_S = 30 * 86_400
+
+
+def faketime() -> Path:
+    """The library that tells a process another time, from where packages put it."""
+    spec = importlib.util.find_spec("libfaketime")
+    places = (
+        [] if spec is None or spec.origin is None else [*Path(spec.origin).parent.rglob("libfaketime.so.1")]
+    )
+    places += [path for name in NAMES for path in Path("/").glob(name[1:])]
+    if sys.platform != "linux" or not places:
+        pytest.skip("needs libfaketime")
+    return places[0]
+
+
+def wrong(clock: str | Path) -> dict[str, str]:
+    """The environment of a process whose wall clock is wrong as told, or as a file tells that may change."""
+    told = {"FAKETIME_TIMESTAMP_FILE": str(clock)} if isinstance(clock, Path) else {"FAKETIME": clock}
+    # A step of the wall clock leaves the monotonic one alone.
+    return {
+        **told,
+        "LD_PRELOAD": str(faketime()),
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_NO_CACHE": "1",
+        "NO_FAKE_STAT": "1",
+    }
+
+
+async def test_replicas_whose_clocks_differ_by_days_make_one_summary_and_keep_what_is_kept(
+    replicated: Any,
+) -> None:
+    clocks = ({}, wrong("+2d"), wrong("-1h x60"))
+    async with replicated.scene(numbered=True) as (upstream, url, replicas, server):
+        three = await asyncio.gather(*(replicas.start(url, server.url, **clock) for clock in clocks))
+        upstream.held_s = [0.5]
+        content = replicated.body(replicated.conversation("c"))
+        answers = await asyncio.gather(*(three[n % 3].ask(content) for n in range(CLIENTS)))
+        grown = replicated.body(replicated.conversation("c", 63))
+        later = [await replica.ask(grown) for replica in three]
+        dates = {answer.headers["date"][:16] for answer in later}
+        ttls = [server.admin.ttl(key) for key in server.admin.scan_iter(count=1_000)]
+    assert [answer.status_code for answer in answers] == [200] * CLIENTS
+    assert len(dates) >= 2  # the clocks are wrong indeed
+    assert upstream.summaries == 1
+    assert len({body for body in upstream.forwarded("c") if len(body) == len(upstream.log[0].body)}) == 1
+    assert [answer.headers["x-compaction-status"] for answer in later] == ["reused"] * 3
+    assert max(ttls) <= MAX_TTL_S
+
+
+async def test_a_clock_that_jumps_forth_and_back_costs_no_request_and_no_summary(
+    replicated: Any, tmp_path: Path
+) -> None:
+    clock = tmp_path / "clock"
+    clock.write_text("+0\n")
+    path = tmp_path / "state.db"
+    seen = []
+    async with replicated.scene(numbered=True) as (upstream, url, replicas, _):
+        replica = await replicas.start(url, f"sqlite:///{path}", **wrong(clock))
+        for number, moved in enumerate(("+0", "+2d", "-1h", "+0")):
+            clock.write_text(f"{moved}\n")
+            await asyncio.sleep(DATE_S)
+            body = replicated.body(replicated.conversation("c", 61 + 2 * number), stream=True)
+            answer = await replica.ask(body)
+            ended = answer.content.endswith(b"data: [DONE]\n\n")
+            seen.append(
+                (
+                    answer.headers["date"][:16],
+                    answer.status_code,
+                    ended,
+                    answer.headers["x-compaction-status"],
+                )
+            )
+    assert len({day for day, *_ in seen}) >= 2
+    assert [outcome for _, *outcome in seen] == [
+        [200, True, "applied"],
+        *[[200, True, "reused"]] * 3,
+    ]
+    assert upstream.summaries == 1
