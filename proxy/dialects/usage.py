@@ -73,7 +73,7 @@ def _usual(body: bytes) -> Usage | None:
     """What an answer of the usual shape says; None if it has another, or if its numbers cannot be true."""
     try:
         answer = _USUAL.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     used, details = answer.usage, answer.usage.prompt_tokens_details
     told = (details.cached_tokens if details else None, used.prompt_cache_hit_tokens, used.cached_tokens)
@@ -88,7 +88,7 @@ def _parsed(data: bytes) -> object:
     """The JSON that bytes hold, or None. What is not strictly JSON, such as NaN, is read as Python does."""
     try:
         return msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
         return json.loads(data)

@@ -1,0 +1,134 @@
+"""Run by test_fuzzing.py as a program: atheris looks for bytes that our own readers do not expect.
+
+Any exception but those that are said to be raised ends it with a traceback and a status of its own.
+"""
+
+# ruff: noqa: E501 - one case a line
+
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import atheris  # type: ignore[import-untyped] # it has none
+
+with atheris.instrument_imports(
+    include=["proxy.dialects", "proxy.core", "proxy.relay", "proxy.serving.request_parser"]
+):
+    from proxy.core.digest import canonical_arguments
+    from proxy.core.tokens import definition_piece
+    from proxy.dialects import chat
+    from proxy.dialects.chat_message import message
+    from proxy.dialects.chat_reader import Reader
+    from proxy.dialects.overflow import detect
+    from proxy.dialects.usage import UsageTap
+    from proxy.errors import RequestRefused, Unreadable
+    from proxy.relay.control import control
+    from proxy.relay.headers import to_client, to_upstream
+    from proxy.relay.identity import conversation
+    from proxy.relay.paths import deployment, is_own, join
+    from proxy.serving.request_parser import Head, RequestParser
+
+READER = Reader(bytes(32), max_beginnings=16)
+SAID = b'{"role":"user","content":"h"}'
+
+
+class Listener:
+    """What a connection does with what is found: it looks at the head as the relay does."""
+
+    def head_begins(self) -> None:
+        pass
+
+    def head_came(self, head: Head) -> None:
+        try:
+            control(head.fields)
+            join("http://up/v1", head.raw_path, head.query)
+        except RequestRefused:
+            pass
+        is_own(head.path)
+        deployment(head.raw_path)
+        conversation(head.fields, ["x-session-id"], b"secret", "tenant")
+        for name, held in to_upstream(head.fields, api_key="", hop="0" * 16):
+            assert not set(name + held) & {0, 10, 13}, (name, held)
+        to_client(200, head.fields)
+
+    def body_came(self, piece: bytes) -> None:
+        pass
+
+    def request_came(self) -> None:
+        pass
+
+
+def read(data: bytes) -> None:
+    """A body, all of it, and then as one that has grown."""
+    chat.models_named(data)
+    chat.outputs_named(data)
+    try:
+        body = chat.read(data)
+    except Unreadable:
+        return
+    assert READER.read(data, "t").messages == body.messages
+    for raw in body.messages:
+        with suppress(Unreadable):
+            message(raw)
+    grown = data[: body.place.stop - 1] + b"," + SAID + data[body.place.stop - 1 :]
+    assert READER.read(grown, "t").messages == (*body.messages, SAID)
+
+
+def answer(data: bytes) -> None:
+    """What an upstream says."""
+    for kind in ("application/json", "text/event-stream"):
+        tap = UsageTap(kind, "gzip" if data[:2] == b"\x1f\x8b" else "")
+        tap.feed(data)
+        tap.result()
+    detect(400, data, "")
+
+
+def one(data: bytes) -> None:
+    way, data = data[:1], data[1:]
+    if way == b"H":
+        RequestParser(Listener()).feed(data)
+    elif way == b"A":
+        answer(data)
+    elif way == b"J":
+        text = data.decode("utf-8", "surrogateescape")
+        canonical_arguments(text)
+        definition_piece(text)
+    else:
+        read(data)
+
+
+def corpus(folder: Path) -> None:
+    """Something to begin with."""
+    said = [
+        {"role": "system", "content": "Be brief."},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "a\ud83d"},
+                {"type": "image_url", "image_url": {"url": "data:,"}},
+            ],
+        },
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": '{"a":1.0}'}}],
+        },
+        {"role": "tool", "tool_call_id": "a", "content": "ok"},
+    ]
+    whole = json.dumps({"model": "m", "max_tokens": 9, "tools": [{}], "messages": said}).encode()
+    usage = b'data: {"usage":{"prompt_tokens":5,"completion_tokens":1}}\n\ndata: [DONE]\n\n'
+    head = b"POST /v1/chat/completions?a=b HTTP/1.1\r\nhost: a\r\nx-session-id: 1\r\nx-compaction: force\r\nconnection: te\r\n"
+    seeds = [
+        b"B" + whole, b"B" + b'{"messages":[' + SAID + b"]}", b"A" + usage, b"A" + whole, b'J{"a":[1.50,"b"]}',
+        b'A{"error":{"message":"maximum context length is 8192 tokens, you requested 9000","code":"context_length_exceeded"}}',
+        b"H" + head + b"content-length: 2\r\n\r\n{}", b"H" + head + b"transfer-encoding: chunked\r\nupgrade: h2c\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    ]  # fmt: skip
+    for number, seed in enumerate(seeds):
+        (folder / str(number)).write_bytes(seed)
+
+
+if __name__ == "__main__":
+    corpus(Path(sys.argv[-1]))
+    atheris.Setup(sys.argv, one)
+    atheris.Fuzz()
