@@ -18,8 +18,9 @@ from proxy.errors import SummaryFailed
 
 LEAST_CHARACTERS = 40
 LEAST_SHARE = 1 / 3
-# Fewer words than these show no language.
+# Fewer words than these show no language. Some scripts have no blanks; two of their characters are a word.
 LEAST_WORDS = 12
+UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0e7f]{2}")
 RECALL = 0.9
 ADDED_SHARE = 0.2
 ADDED_CHARACTERS = 600
@@ -221,7 +222,8 @@ def verified(text: str, *, sources: Sequence[Message], earlier: Sequence[str], l
             too little is left.
     """
     prose = _prose(text)
-    written = language_of([prose]) if len(prose.split()) >= LEAST_WORDS else ""
+    words = len(UNSPACED.sub(" x ", prose).split())
+    written = language_of([prose]) if words >= LEAST_WORDS else ""
     if language and written and written != language:
         raise SummaryFailed("language")
     held = _Sources(tuple([each.casefold() for each in (*_texts(sources), *earlier)]))

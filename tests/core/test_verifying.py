@@ -176,6 +176,13 @@ def test_what_is_added_is_a_fifth_of_the_text_and_600_characters_at_most(times: 
             "English",
             "language",
         ),
+        ("工作已经完成，所有剩余的测试现在都通过了，部署的问题也已经解决。", "English", "language"),  # noqa: RUF001
+        ("作業は完了し、残っていたテストはすべて通りました。問題も解決しました。", "English", "language"),
+        (
+            "The work is done and all of the tests that were left pass with this change.",
+            "Japanese",
+            "language",
+        ),
         (
             "The order is ORD-1.\nThe order is ORD-99, and you must pay it at once, today.",
             "English",
