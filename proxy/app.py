@@ -47,6 +47,7 @@ from proxy.owners import Owners
 from proxy.ports import HttpEngine, Store
 from proxy.reading import Reading
 from proxy.recall import Recall
+from proxy.relay.admission import Admission
 from proxy.relay.aftermath import Aftermath
 from proxy.relay.asgi import Dispatcher
 from proxy.relay.blind import Blind
@@ -244,6 +245,7 @@ def create_app(config: Config, *, store: Store | None = None) -> ASGIApp:
         connect_timeout_s=CONNECT_TIMEOUT_S,
         read_timeout_s=config.upstream.timeout_s,
     )
+    admission = Admission(config.server.max_in_flight)
     compactor = parts.compactor(config)
     chat = Chat(
         config,
@@ -261,11 +263,12 @@ def create_app(config: Config, *, store: Store | None = None) -> ASGIApp:
         ),
         gate=Gate(config, parts.learning, parts.wishing, target),
         secret=lambda: parts.secret.value,
+        admission=admission,
     )
     return Dispatcher(
         admin=create_admin(parts.readiness, config.server.base_path, parts.api(config)),
         chat=chat,
-        blind=Blind(upstream),
+        blind=Blind(upstream, admission),
         hop=hop,
         clients=_known_clients(config),
         base_path=config.server.base_path,

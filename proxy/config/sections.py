@@ -68,11 +68,11 @@ class ServerSection(BaseModel):
     max_body_bytes: Positive = 67_108_864
     """Largest body, in bytes, of a request on a compacted path; a larger one is answered with 413."""
     max_in_flight: Positive = 1_000
-    """Chat requests that each process serves at once; one more waits 0.1 s for a place, then gets 503."""
+    """Relayed requests that each process serves at once; one more waits 0.1 s for a place, then gets 503."""
     head_timeout_s: Seconds = 15
     """Longest time, in seconds, until a request's head has come; then the connection is closed."""
     body_timeout_s: Seconds = 30
-    """Longest silence, in seconds, within a request's body; then the request is answered with 408."""
+    """Longest time, in seconds, in which less than 500 bytes a second of a body come; then it gets 408."""
     send_timeout_s: Seconds = 60
     """Longest time, in seconds, in which a client takes nothing of its answer; then it is cut off."""
 
@@ -233,7 +233,7 @@ class SummarySection(BaseModel):
     input: Literal["transcript", "aligned"] | None = None
     """What the summary model sees: a fenced `transcript`, or the conversation itself (`aligned`)."""
     calls_per_hour: Number = 600
-    """Summary calls of one tenant in an hour; over it nothing is summarised. 0: no bound."""
+    """Summary calls of a tenant in an hour and process; one of over 100,000 tokens is several. 0: no bound."""
 
 
 class RecallSection(BaseModel):

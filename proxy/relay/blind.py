@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
+from proxy.relay.admission import Admission
 from proxy.relay.exchange import Upstream, build_request, open_answer, relay_back
 from proxy.relay.headers import content_length, value
 from proxy.relay.inbound import read_body, stream_body, while_connected
@@ -18,17 +19,28 @@ class Blind:
 
     Attributes:
         upstream: Where to.
+        admission: Places for requests under way, those of chats included.
     """
 
     upstream: Upstream
+    admission: Admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Relay one request.
 
         Raises:
+            Overloaded: There are too many requests.
             UpstreamError: There was no answer.
             ClientDisconnect: The client left; the upstream has been hung up on.
         """
+        if not self.admission.entered():
+            await self.admission.wait()
+        try:
+            await self._relay(scope, receive, send)
+        finally:
+            self.admission.leave()
+
+    async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
         length = content_length(scope["headers"])
         if length is None and value(scope["headers"], b"transfer-encoding") is None:
             length = 0

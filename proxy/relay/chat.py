@@ -102,6 +102,7 @@ class Chat:
         aftermath: Learns from answers.
         gate: Lets small requests through.
         secret: Gives the key of the digests that tell tenants apart.
+        admission: Places for requests under way.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Chat:
         aftermath: Aftermath,
         gate: Gate,
         secret: Callable[[], bytes],
+        admission: Admission,
     ) -> None:
         self._config = config
         self._upstream = upstream
@@ -125,7 +127,7 @@ class Chat:
         self._reader = Reader(token_bytes(KEY_BYTES))
         session = config.session
         self._identities = Identities(origin, session.tenant, session.headers)
-        self._admission = Admission(config.server.max_in_flight)
+        self._admission = admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.

@@ -16,7 +16,7 @@ from proxy.serving.deadlines import SWEEP_S, Deadlines, sweep
 TICK_S = 0.1
 # Told to end, a request whose head or body is still on its way gets this long, in seconds.
 ARRIVAL_S = 0.5
-# Over TLS a connection that is closed waits for its client to agree, for 30 s; here for this long, in seconds.
+# Over TLS a closed connection waits for its client to agree, for 30 s; here for this long, in seconds.
 FAREWELL_S = 2.0
 # What a request does when its client has the answer gets this long, in seconds.
 SETTLE_S = 1.0

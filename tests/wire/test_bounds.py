@@ -59,6 +59,27 @@ async def test_one_request_too_many_is_refused_and_places_come_back_however_requ
     assert (health.status, served_both) == (200, [b"ok", b"ok"])
 
 
+async def test_a_request_that_is_relayed_unread_takes_a_place_too(wire: Any, chat: Any) -> None:
+    asked, go_on = asyncio.Semaphore(0), asyncio.Event()
+
+    async def script(exchange: Any) -> None:
+        asked.release()
+        await go_on.wait()
+        await exchange.send(OK)
+
+    unread = wire.post("/v1/embeddings")
+    async with (
+        wire.running_upstream(script) as upstream,
+        wire.running_proxy(upstream.port, server={"max_in_flight": 1}) as port,
+    ):
+        staying = asyncio.create_task(wire.ask(port, unread))
+        await asked.acquire()
+        refused = [(await wire.ask(port, request)).status for request in (unread, chat())]
+        go_on.set()
+        served = [(await staying).status, (await wire.ask(port, chat())).status]
+    assert (refused, served) == ([503, 503], [200, 200])
+
+
 async def test_a_request_that_passes_has_no_task_beside_its_own(wire: Any, chat: Any) -> None:
     seen: list[int] = []
     before: set[Any] = set()
