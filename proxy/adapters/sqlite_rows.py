@@ -9,6 +9,9 @@ from itertools import islice
 
 from proxy.ports import Entry, Lease, Record
 
+LEASE_LIMIT_S = 60.0
+"""No lease is lent for longer. One that ends later than that from now was lent before the clock was set back."""
+
 _KEYS_PER_QUERY = 500
 _SWEPT_ITEMS = 200
 _EVICTED_ITEMS = 8
@@ -111,9 +114,10 @@ def delete(db: sqlite3.Connection, prefix: str, now: float) -> int:
 
 
 def acquire(db: sqlite3.Connection, key: str, ttl_s: float, now: float) -> Lease | None:
-    """A lease on `key`, unless another holds one."""
-    db.execute("DELETE FROM leases WHERE expires <= ?", (now,))
-    made = db.execute("INSERT OR IGNORE INTO leases (key, expires) VALUES (?, ?)", (key, now + ttl_s))
+    """A lease on `key`, unless another holds one; for `LEASE_LIMIT_S` at most."""
+    db.execute("DELETE FROM leases WHERE expires <= ? OR expires > ?", (now, now + LEASE_LIMIT_S))
+    end = now + min(ttl_s, LEASE_LIMIT_S)
+    made = db.execute("INSERT OR IGNORE INTO leases (key, expires) VALUES (?, ?)", (key, end))
     return Lease(key, made.lastrowid) if made.rowcount and made.lastrowid else None
 
 
@@ -124,9 +128,10 @@ def is_held(db: sqlite3.Connection, lease: Lease, now: float) -> bool:
 
 
 def renew(db: sqlite3.Connection, lease: Lease, ttl_s: float, now: float) -> bool:
-    """Prolong a lease, if it is its holder's still."""
+    """Prolong a lease, if it is its holder's still; to `LEASE_LIMIT_S` from now at most."""
     sql = "UPDATE leases SET expires = ? WHERE key = ? AND fence = ? AND expires > ?"
-    return bool(db.execute(sql, (now + ttl_s, lease.key, lease.fence, now)).rowcount)
+    end = now + min(ttl_s, LEASE_LIMIT_S)
+    return bool(db.execute(sql, (end, lease.key, lease.fence, now)).rowcount)
 
 
 def release(db: sqlite3.Connection, lease: Lease) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.adapters.sqlite_rows import LEASE_LIMIT_S
 from proxy.adapters.sqlite_schema import APPLICATION_ID, MIGRATIONS, migrate, open_file
 from proxy.adapters.sqlite_store import SqliteStore
 from proxy.errors import StoreUnavailable
@@ -413,6 +414,40 @@ async def test_a_file_of_the_first_version_gets_leases_and_keeps_its_records(
     assert lease is not None
     assert await store.commit(Record("k2", b"v2", DAY_S), lease=lease) == b"v2"
     assert pragma(path, "user_version") == 2
+
+
+@pytest.mark.parametrize("alive", [True, False], ids=["holder alive", "holder dead"])
+async def test_a_lease_from_before_the_clock_was_set_back_blocks_nobody_and_makes_no_stale_commit(
+    opened: Opener, *, alive: bool
+) -> None:
+    moment = [1_700_000_000.0]
+    holder, other = (opened(now=lambda: moment[0]) for _ in range(2))
+    lease = await holder.acquire("k", 10)
+    assert lease is not None
+    moment[0] -= 3600
+    if alive:
+        assert await holder.renew(lease, 10)  # its end is then of the new time
+        assert await other.acquire("k", 10) is None
+        moment[0] -= 3600
+
+    successor = await other.acquire("k", 10)
+    assert successor is not None
+    assert successor.fence > lease.fence
+    assert await holder.renew(lease, 10) is False
+    assert await holder.commit(Record("c", b"late", DAY_S), lease=lease) is None
+    assert await other.commit(Record("c", b"ours", DAY_S), lease=successor) == b"ours"
+
+
+async def test_a_lease_is_never_lent_for_longer_than_the_limit(opened: Opener) -> None:
+    moment = [1_700_000_000.0]
+    store = opened(now=lambda: moment[0])
+    lease = await store.acquire("k", DAY_S)
+    assert lease is not None
+    assert await store.renew(lease, DAY_S)
+    assert await store.acquire("k", DAY_S) is None
+
+    moment[0] += LEASE_LIMIT_S
+    assert await store.renew(lease, DAY_S) is False
 
 
 def test_whoever_opens_a_new_file_at_once_with_others_can_use_it(tmp_path: Path) -> None:
