@@ -233,7 +233,7 @@ class SummarySection(BaseModel):
     input: Literal["transcript", "aligned"] | None = None
     """What the summary model sees: a fenced `transcript`, or the conversation itself (`aligned`)."""
     calls_per_hour: Number = 600
-    """Summary calls of a tenant in an hour and process; one of over 100,000 tokens is several. 0: no bound."""
+    """Summary calls of a tenant an hour and process; one of over 100,000 tokens is several. 0: no bound."""
 
 
 class RecallSection(BaseModel):
