@@ -216,7 +216,7 @@ class SummarySection(BaseModel):
     """Who writes summaries. Null: the strategy's own."""
 
     model_config = STRICT
-    model: str | None = None
+    model: Annotated[str, Field(min_length=1)] | None = None
     """Summary model; null: a cheap one of the upstream's, for `full` the request's own (`same`); `none`."""
     base_url: HttpUrl | None = None
     """Base URL of its provider; null: the upstream's. Another origin needs an `api_key` of its own."""

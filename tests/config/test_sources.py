@@ -284,6 +284,7 @@ FIELDS = "tokens, percent, percent_of_window, messages, turns, iterations"
             "compaction: {mode: off}",
             f"compaction.mode: Input should be 'active', 'shadow' or 'bypass' {YAML_BOOLEAN}",
         ),
+        ('summary: {model: ""}', "summary.model: String should have at least 1 character"),
         ("compaction: {trigger: [{}]}", f"compaction.trigger: a row names at least one of {FIELDS}"),
         ("compaction: {trigger: {tokens: 5}}", "compaction.trigger: a list is needed"),
         (
