@@ -59,6 +59,7 @@ from proxy.relay.known_clients import KnownClients
 from proxy.steering import Steering
 from proxy.storage.deadline import within
 from proxy.storage.records import Records
+from proxy.storage.seldom import Seldom
 from proxy.wishes import Wishing
 
 # By name: the library of the one that is not chosen would take 8 MB.
@@ -76,8 +77,9 @@ SECRET_CHECK_S = 5.0
 _log = structlog.get_logger()
 
 
-def _store_failed(error: StoreUnavailable) -> None:
-    _log.warning(STORE_FAILED, reason=error.reason, error=type(error.__cause__ or error).__name__)
+def _store_failed(error: StoreUnavailable, suppressed: int = 0) -> None:
+    left_out = {"suppressed": suppressed} if suppressed else {}
+    _log.warning(STORE_FAILED, reason=error.reason, error=type(error.__cause__ or error).__name__, **left_out)
 
 
 def _tokenizer_failed(line: str) -> None:
@@ -143,7 +145,7 @@ class _Parts:
         check_instructions(config)
         store_url = config.store.url or "memory://"
         self.store = store or opened_store(config, store_url)
-        self.records = Records(self.store, _store_failed)
+        self.records = Records(self.store, Seldom(_store_failed))
         self.engine = opened_engine(config)
         self.transport = EngineTransport(self.engine)
         self.counter = ToktokCounter(TiktokenCounter(_tokenizer_failed), _tokenizer_failed)
@@ -189,7 +191,7 @@ class _Parts:
 
     def readiness(self) -> Readiness:
         """Whether requests can be served, and how the store is."""
-        return Readiness(self.ready, "ok" if self.records.healthy else "down", __version__)
+        return Readiness(self.ready, "ok" if self.records.answers else "down", __version__)
 
     def compactor(self, config: Config) -> Compactor:
         """The use case over these parts."""

@@ -1,9 +1,22 @@
-"""What the composition root builds: only what the configuration names is loaded."""
+"""What the composition root builds: only what is configured is loaded. What it says of a store."""
 
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
+import httpx
 import pytest
+from structlog.testing import capture_logs
+
+from proxy.adapters.character_counter import CharacterCounter
+from proxy.adapters.memory_store import MemoryStore
+from proxy.app import create_app
+from proxy.config.model import Config
+from proxy.demo.provider import Settings, create_provider
+from proxy.errors import StoreUnavailable
+from proxy.ports import Entry, Record
+from proxy.serving import served
 
 SCRIPT = """
 import sys
@@ -36,3 +49,50 @@ def test_a_library_that_the_configuration_does_not_name_is_not_loaded(
 
 def test_the_library_of_a_shared_store_is_loaded_with_it() -> None:
     assert "redis" in loaded({"store": {"url": "redis://127.0.0.1:1"}})
+
+
+async def test_a_store_that_cannot_be_opened_is_down_and_one_line_says_so_whatever_is_asked(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    config = Config.model_validate(
+        {
+            "upstream": {"base_url": "http://127.0.0.1:1/v1"},
+            "store": {"url": f"sqlite:///{tmp_path}/file/state.db"},
+        }
+    )
+    with capture_logs() as logged:
+        async with served(create_app(config)) as url, httpx.AsyncClient(base_url=url) as client:
+            seen = []
+            for _ in range(4):
+                ready = await client.get("/readyz")
+                seen.append((ready.status_code, ready.json()["store"]))
+                await client.get("/admin/v1/conversations/c_1")
+
+    failed = [event["reason"] for event in logged if event["event"] == "store.failed"]
+    assert seen == [(200, "down")] * 4
+    assert len(failed) == len(set(failed))
+    assert "store-unwritable" in failed
+
+
+async def test_a_store_that_takes_no_write_is_told_of_once_and_is_not_down() -> None:
+    class Full(MemoryStore):
+        async def write(self, items: Sequence[Record | Entry]) -> None:
+            raise StoreUnavailable("store-full")
+
+    provider = create_provider(Settings(CharacterCounter()))
+    with capture_logs() as logged:
+        async with served(provider) as upstream:
+            config = Config.model_validate({"upstream": {"base_url": f"{upstream}/v1"}})
+            app = create_app(config, store=Full())
+            async with served(app) as url, httpx.AsyncClient(base_url=url) as client:
+                for n in range(10):
+                    body = {"model": "demo-agent", "messages": [{"role": "user", "content": "hello"}]}
+                    answer = await client.post(
+                        "/v1/chat/completions", json=body, headers={"x-session-id": f"s{n}"}
+                    )
+                    assert answer.status_code == 200
+                store = (await client.get("/readyz")).json()["store"]
+
+    failed = [event["reason"] for event in logged if event["event"] == "store.failed"]
+    assert (store, failed) == ("ok", ["store-full"])

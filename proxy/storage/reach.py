@@ -54,6 +54,12 @@ class Reach:
         self._breaker = Breaker(clock)
         self._slots = asyncio.Semaphore(CALLS_AT_ONCE)
         self._probe: asyncio.Task[None] | None = None
+        self._answering = True
+
+    @property
+    def answers(self) -> bool:
+        """Whether the last call or probe got an answer, though it may have been a refusal to write."""
+        return self._answering
 
     @property
     def healthy(self) -> bool:
@@ -78,11 +84,11 @@ class Reach:
             self._failed()
             raise StoreUnavailable("store-failed", error.strerror or "") from error
         except StoreUnavailable as error:
-            if error.reason not in _ANSWERED:
+            if error.reason not in _ANSWERED | {RESTING}:
                 self._failed()
             raise
         if self._breaker.closed:  # an answer that was under way says nothing of a store that has failed since
-            self._breaker.succeeded()
+            self._succeeded()
         return answer
 
     async def close(self) -> None:
@@ -97,22 +103,31 @@ class Reach:
                 raise StoreUnavailable(RESTING)
             return await call()
 
+    def _succeeded(self) -> None:
+        self._breaker.succeeded()
+        self._answering = True
+
     def _failed(self, *, timed_out: bool = False) -> None:
         self._breaker.failed(timed_out=timed_out)
-        if not self._breaker.closed:
-            self._keep_probing()
+        self._answering = False
+        self._keep_probing()
 
     def _keep_probing(self) -> None:
         if self._probe is None or self._probe.done():
             self._probe = asyncio.create_task(self._probing())
 
     async def _probing(self) -> None:
-        while not self._breaker.closed:
+        """Until it answers. One that fails a probe is left alone, however few its calls are."""
+        while not self._answering:
             await asyncio.sleep(self._probe_every_s)
-            if await self._answers():
-                self._breaker.succeeded()
+            if self._answering:  # to a call, meanwhile
+                return
+            if await self._probed():
+                self._succeeded()
+            else:
+                self._breaker.failed(timed_out=True)
 
-    async def _answers(self) -> bool:
+    async def _probed(self) -> bool:
         try:
             await within(PROBE_LIMIT_S, self._store.read([]))
         except (TimeoutError, OSError, StoreUnavailable):

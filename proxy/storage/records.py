@@ -74,6 +74,11 @@ class Records:
         """Whether the store is in use; False while it is left alone."""
         return self._reach.healthy
 
+    @property
+    def answers(self) -> bool:
+        """Whether the store answers, were it with a refusal to write; False from a failure until it does."""
+        return self._reach.answers
+
     async def open(self, limit_s: float = OPEN_LIMIT_S) -> bool:
         """Let the store open its file or connections, within `limit_s` seconds. Whether that worked."""
         try:

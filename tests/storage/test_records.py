@@ -464,6 +464,31 @@ async def test_opening_a_store_that_hangs_is_reported_and_given_up() -> None:
     assert (scene.records.healthy, scene.told) == (False, ["store-timeout"])
 
 
+async def test_a_store_that_answers_nothing_is_said_not_to_and_left_alone_however_seldom_it_is_asked() -> (
+    None
+):
+    scene = Scene(probe_every_s=0.01)
+    scene.store.trouble = StoreUnavailable("store-unwritable")
+    assert scene.records.answers
+    assert not await scene.records.open()
+    at_once = scene.records.answers
+    async with asyncio.timeout(10):
+        while scene.records.healthy:  # noqa: ASYNC110 - nobody is told
+            await asyncio.sleep(0.001)
+    scene.store.trouble = None
+    await recovered(scene.records)
+
+    assert (at_once, scene.records.answers, scene.told) == (False, True, ["store-unwritable"])
+    await scene.records.close()
+
+
+async def test_a_store_that_refuses_to_write_answers() -> None:
+    scene = Scene()
+    scene.store.trouble = StoreUnavailable("store-full")
+    assert not await scene.records.append("log", {}, ttl_s=DAY_S, keep=3)
+    assert scene.records.answers
+
+
 async def test_closing_closes_the_store() -> None:
     scene = Scene()
     await scene.records.close()
