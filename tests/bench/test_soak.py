@@ -30,16 +30,12 @@ def times(report: str, what: str) -> int:
 
 
 @pytest.mark.timeout(300)
-def test_a_short_soak_ends_without_a_violation(pytestconfig: pytest.Config) -> None:
-    seconds = 90 if pytestconfig.getoption("--runslow") else 3
-    ended = soaked(seconds)
+def test_a_short_soak_ends_without_a_violation() -> None:
+    ended = soaked(seconds=3)
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
     assert "\n0 violations\n" in ended.stdout
     for what in ("whole", "left by the client", "summary calls", "requests upstream, compacted"):
         assert times(ended.stdout, what) > 0
-    if seconds == 90:
-        assert times(ended.stdout, "Redis restarts") >= 10
-        assert times(ended.stdout, "replicas replaced") >= 2
 
 
 @pytest.fixture
