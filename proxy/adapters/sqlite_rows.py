@@ -7,10 +7,11 @@ import sqlite3
 from collections.abc import Sequence
 from itertools import islice
 
+from proxy.core.keys import owner_key
 from proxy.ports import Entry, Lease, Record
 
 LEASE_LIMIT_S = 60.0
-"""No lease is lent for longer. One that ends later than that from now was lent before the clock was set back."""
+"""No lease is lent for longer. One with more than that left was lent before the clock was set back."""
 
 _KEYS_PER_QUERY = 500
 _SWEPT_ITEMS = 200
@@ -110,7 +111,11 @@ def delete(db: sqlite3.Connection, prefix: str, now: float) -> int:
     end = prefix + _LAST_CHARACTER
     db.execute("DELETE FROM leases WHERE key >= ? AND key < ?", (prefix, end))
     db.execute("DELETE FROM items WHERE key >= ? AND key < ? AND expires <= ?", (prefix, end, now))
-    return db.execute("DELETE FROM items WHERE key >= ? AND key < ?", (prefix, end)).rowcount
+    keys = db.execute("SELECT key FROM items WHERE key >= ? AND key < ?", (prefix, end)).fetchall()
+    notes = {owner_key(key) for (key,) in keys} - {None}
+    gone = db.execute("DELETE FROM items WHERE key >= ? AND key < ?", (prefix, end)).rowcount
+    db.executemany("DELETE FROM items WHERE key = ?", [(note,) for note in notes])
+    return gone
 
 
 def acquire(db: sqlite3.Connection, key: str, ttl_s: float, now: float) -> Lease | None:

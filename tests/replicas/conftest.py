@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,7 @@ class Upstream:
 
     Attributes:
         numbered: Whether the n-th summary says that it is the n-th; else the demo's own, the same each time.
+        hold: Waits for as long as a summary call with this body is to take, before anything else does.
         held_s: Seconds that the next summary calls take, in their order; later ones take none.
         summaries: How many summary calls there were.
         answered: How many of them have been answered.
@@ -52,6 +53,7 @@ class Upstream:
         counter.warm()
         self.provider = create_provider(Settings(counter, window=window, log_records=10_000))
         self.numbered = numbered
+        self.hold: Callable[[bytes], Awaitable[None]] | None = None
         self.held_s: list[float] = []
         self.summaries = 0
         self.answered = 0
@@ -64,6 +66,8 @@ class Upstream:
         if raw and json.loads(raw)["model"] == SUMMARY_MODEL:
             self.summaries += 1
             number = self.summaries
+            if self.hold is not None:
+                await self.hold(raw)
             await asyncio.sleep(self.held_s.pop(0) if self.held_s else 0)
             if self.numbered:
                 text = (
