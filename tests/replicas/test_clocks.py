@@ -44,7 +44,7 @@ def wrong(clock: str | Path) -> dict[str, str]:
 async def test_replicas_whose_clocks_differ_by_days_make_one_summary_and_keep_what_is_kept(
     replicated: Any,
 ) -> None:
-    clocks = ({}, wrong("+2d"), wrong("-1h x60"))
+    clocks: tuple[dict[str, str], ...] = ({}, wrong("+2d"), wrong("-1h x60"))
     async with replicated.scene(numbered=True) as (upstream, url, replicas, server):
         three = await asyncio.gather(*(replicas.start(url, server.url, **clock) for clock in clocks))
         upstream.held_s = [0.5]
