@@ -13,10 +13,12 @@ from urllib.parse import urlsplit
 import pytest
 import uvicorn
 
+from proxy import app
 from proxy.adapters import tiktoken_counter
 from proxy.app import create_app
 from proxy.config.model import Config
 from proxy.ports import Store
+from proxy.relay.admission import Admission
 from proxy.serving import served
 
 CHAT = "/v1/chat/completions"
@@ -212,6 +214,19 @@ class Wire:
 @pytest.fixture
 def wire() -> Wire:
     return Wire()
+
+
+@pytest.fixture
+def admissions(monkeypatch: pytest.MonkeyPatch) -> list[Admission]:
+    """The places for requests of each application that is made, in that order."""
+    made: list[Admission] = []
+
+    def making(places: int) -> Admission:
+        made.append(Admission(places))
+        return made[-1]
+
+    monkeypatch.setattr(app, "Admission", making)
+    return made
 
 
 @pytest.fixture(params=WAYS)

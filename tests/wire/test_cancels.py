@@ -1,18 +1,14 @@
 """Clients that leave at random moments, by the thousand, leave nothing behind."""
 
 import asyncio
-import contextlib
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from proxy.adapters.memory_store import MemoryStore
-from proxy.relay import chat as endpoint
 from proxy.relay.admission import Admission
 
 CHAT = "/v1/chat/completions"
@@ -28,19 +24,6 @@ STAGES = ("head", "body", "unanswered", "stream", "summary", "whole")
 
 def open_files() -> int:
     return len(list(Path("/dev/fd").iterdir()))
-
-
-@contextlib.contextmanager
-def admissions() -> Iterator[list[Admission]]:
-    """The places that applications made meanwhile have."""
-    made: list[Admission] = []
-
-    def making(places: int) -> Admission:
-        made.append(Admission(places))
-        return made[-1]
-
-    with mock.patch.object(endpoint, "Admission", making):
-        yield made
 
 
 class Upstream:
@@ -122,7 +105,7 @@ async def settled(condition: Any) -> None:
 @pytest.mark.timeout(600)  # with --runslow
 @pytest.mark.parametrize("on_disconnect", ["finish", "cancel"])
 async def test_cancelled_requests_leave_no_place_task_socket_or_lease(
-    wire: Any, on_disconnect: str, pytestconfig: pytest.Config
+    wire: Any, on_disconnect: str, admissions: list[Admission], pytestconfig: pytest.Config
 ) -> None:
     requests = 5_000 if pytestconfig.getoption("--runslow") else 500
     rng, store = random.Random(3), MemoryStore()
@@ -132,29 +115,28 @@ async def test_cancelled_requests_leave_no_place_task_socket_or_lease(
         "compaction": {"on_disconnect": on_disconnect},
         "models": {"m": {"window": 128_000}, "small": {"window": 2_000}},
     }
-    with admissions() as admitted:
-        async with (
-            wire.running_upstream(script) as upstream,
-            wire.running_proxy(upstream.port, store=store, **sections) as port,
-        ):
-            (admission,) = admitted
-            assert (await wire.ask(port, wire.post(CHAT, wire.chat_body()))).body == b"ok"
-            await settled(lambda: upstream.open_sockets == 0)
-            files, tasks = open_files(), asyncio.all_tasks()
-            for start in range(0, requests, AT_ONCE):
-                stages = [rng.choice(STAGES) for _ in range(AT_ONCE)]
-                leaving = [
-                    leave(port, request(wire, rng, start + number, stage), stage, rng)
-                    for number, stage in enumerate(stages)
-                ]
-                await asyncio.gather(*leaving)
-            await settled(lambda: admission.taken == 0)
-            await settled(lambda: upstream.open_sockets == 0)
-            await settled(lambda: asyncio.all_tasks() <= tasks)
-            await settled(lambda: open_files() <= files)
-            await settled(lambda: not held(store))
-            replies = [
-                await wire.ask(port, wire.post(CHAT, wire.chat_body(), *way)) for way in wire.ways.values()
+    async with (
+        wire.running_upstream(script) as upstream,
+        wire.running_proxy(upstream.port, store=store, **sections) as port,
+    ):
+        (admission,) = admissions
+        assert (await wire.ask(port, wire.post(CHAT, wire.chat_body()))).body == b"ok"
+        await settled(lambda: upstream.open_sockets == 0)
+        files, tasks = open_files(), asyncio.all_tasks()
+        for start in range(0, requests, AT_ONCE):
+            stages = [rng.choice(STAGES) for _ in range(AT_ONCE)]
+            leaving = [
+                leave(port, request(wire, rng, start + number, stage), stage, rng)
+                for number, stage in enumerate(stages)
             ]
+            await asyncio.gather(*leaving)
+        await settled(lambda: admission.taken == 0)
+        await settled(lambda: upstream.open_sockets == 0)
+        await settled(lambda: asyncio.all_tasks() <= tasks)
+        await settled(lambda: open_files() <= files)
+        await settled(lambda: not held(store))
+        replies = [
+            await wire.ask(port, wire.post(CHAT, wire.chat_body(), *way)) for way in wire.ways.values()
+        ]
     assert [reply.body for reply in replies] == [b"ok", b"ok"]
     assert script.summaries > requests / 100  # so that some did leave while one was being made

@@ -8,14 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from proxy.adapters.redis_store import RedisStore
 from proxy.adapters.redis_url import parse
 from proxy.core import envelope
-from proxy.relay import chat as endpoint
 from proxy.relay.admission import Admission
 from tests.fault_tcp import Faults, FaultTcp
 from tests.redis_servers import RedisServer
@@ -39,8 +37,8 @@ class Scene:
         upstream: What the product speaks to.
         redis, between: Its store, and what stands before that.
         asked: Set when the upstream has a request that it does not answer yet.
+        admissions: Its places for requests.
         port: Where the product listens.
-        admitted: Its places for requests.
         base, files: Tasks and open files before anybody left.
         counted: Requests in the totals of all conversations, when the product has ended.
     """
@@ -50,8 +48,8 @@ class Scene:
     between: FaultTcp
     redis: RedisServer
     asked: asyncio.Event
+    admissions: list[Admission]
     port: int = 0
-    admitted: list[Admission] = field(default_factory=list)
     base: set[asyncio.Task[Any]] = field(default_factory=set)
     files: int = 0
     counted: int = 0
@@ -100,14 +98,14 @@ async def within_the_head(scene: Scene, _: Any, writer: asyncio.StreamWriter, nu
 async def within_the_body(scene: Scene, _: Any, writer: asyncio.StreamWriter, number: int) -> None:
     data = scene.request(number)
     writer.write(data[: -1 - number % 100])
-    await until(lambda: scene.admitted[0].taken == 1)
+    await until(lambda: scene.admissions[0].taken == 1)
 
 
 async def while_the_store_is_read(scene: Scene, _: Any, writer: asyncio.StreamWriter, number: int) -> None:
     before = scene.between.passed["forth"]
     scene.between.back = Faults(delay_s=STORE_DELAY_S)
     writer.write(scene.request(number))
-    await until(lambda: scene.admitted[0].taken == 1 and scene.between.passed["forth"] > before)
+    await until(lambda: scene.admissions[0].taken == 1 and scene.between.passed["forth"] > before)
 
 
 async def while_a_summary_is_made(scene: Scene, _: Any, writer: asyncio.StreamWriter, number: int) -> None:
@@ -153,7 +151,7 @@ async def until(condition: Callable[[], bool], limit_s: float = SETTLED_WITHIN_S
 
 
 @contextlib.asynccontextmanager
-async def playing(wire: Any, directory: Path) -> AsyncIterator[Scene]:
+async def playing(wire: Any, directory: Path, admissions: list[Admission]) -> AsyncIterator[Scene]:
     """The scene; what has been made once has been made."""
 
     async def script(exchange: Any) -> None:
@@ -171,16 +169,10 @@ async def playing(wire: Any, directory: Path) -> AsyncIterator[Scene]:
         "compaction": {"on_disconnect": "cancel"},
         "models": {"m": {"window": 128_000}, "small": {"window": 2_000}},
     }
-    admitted: list[Admission] = []
-
-    def making(places: int) -> Admission:
-        admitted.append(Admission(places))
-        return admitted[-1]
-
-    with RedisServer(directory) as redis, mock.patch.object(endpoint, "Admission", making):
+    with RedisServer(directory) as redis:
         async with FaultTcp(redis.port) as between, wire.running_upstream(script) as upstream:
             store = RedisStore(parse(f"redis://127.0.0.1:{between.port}/0"))
-            scene = Scene(wire, upstream, between, redis, asyncio.Event(), admitted=admitted)
+            scene = Scene(wire, upstream, between, redis, asyncio.Event(), admissions)
             async with wire.running_proxy(upstream.port, store=store, **sections) as scene.port:
                 warm = wire.post(CHAT, wire.chat_body(seed=1), *wire.ways["past the gate"])
                 assert (await wire.ask(scene.port, warm)).body == b"ok"
@@ -204,7 +196,7 @@ async def leave(scene: Scene, reach: Reach, number: int, kept: int) -> float:
     writer.close()
     await until(
         lambda: (
-            (scene.admitted[0].taken, scene.upstream.open_sockets <= kept) == (0, True)
+            (scene.admissions[0].taken, scene.upstream.open_sockets <= kept) == (0, True)
             and not scene.tasks_left()
         )
     )
@@ -213,11 +205,11 @@ async def leave(scene: Scene, reach: Reach, number: int, kept: int) -> float:
 
 @pytest.mark.timeout(300)  # with --runslow
 async def test_a_client_that_leaves_at_any_of_seven_stages_is_gone_everywhere_in_half_a_second(
-    wire: Any, tmp_path: Path, pytestconfig: pytest.Config
+    wire: Any, tmp_path: Path, admissions: list[Admission], pytestconfig: pytest.Config
 ) -> None:
     clients = 200 if pytestconfig.getoption("--runslow") else 20
     late, asked = {}, {}
-    async with playing(wire, tmp_path) as scene:
+    async with playing(wire, tmp_path, admissions) as scene:
         for stage, (reach, _) in STAGES.items():
             kept = int(reach is after_the_last_byte)
             took = [await leave(scene, reach, number, kept) for number in range(clients)]
