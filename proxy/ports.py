@@ -107,8 +107,8 @@ class Store(Protocol):
     async def delete(self, prefix: str) -> int:
         """Forget every record and list whose key begins with `prefix`; how many.
 
-        Leases on such keys end, too, so that nothing that is being made now comes back. May take as long as
-        there are keys.
+        With them, and not counted, go the notes of whose they are (`core.keys.owner_key`). Leases on such
+        keys end, too, so that nothing that is being made now comes back. May take as long as there are keys.
         """
         ...
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from proxy.core.keys import owner_key
 from proxy.errors import StoreUnavailable
 from proxy.ports import Entry, Lease, Record
 
@@ -116,6 +117,7 @@ class MemoryStore:
         live = sum(self._live(key) is not None for key in keys)
         for key in keys:
             self._drop(key)
+            self._drop(owner_key(key) or key)
         return live
 
     async def close(self) -> None:

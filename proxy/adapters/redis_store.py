@@ -4,7 +4,7 @@ Times are the server's. Every key has a time to live but those that are meant to
 what is not used goes by itself; under an eviction policy anything may go at any time, and is then absent.
 Beside the items there are a few keys of the store's own, told apart by a `#`: leases and their counters, for
 each scope the list of its keys, and for each tenant its scopes by age, of which the oldest leave when there
-are too many.
+are too many. With a scope goes the note of whose it is, which is in nobody's.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from redis.exceptions import NoScriptError
 from proxy.adapters.redis_client import FAILURES, connections, unavailable
 from proxy.adapters.redis_scripts import ACQUIRE, COUNT, RELEASE, RENEW, WRITE, Script
 from proxy.adapters.redis_url import RedisUrl
-from proxy.core.keys import hash_tag
+from proxy.core.keys import owner_key
 from proxy.errors import StoreUnavailable
 from proxy.ports import Entry, Lease, Record
 
@@ -55,8 +55,8 @@ def _arguments(item: Record | Entry) -> list[_Argument]:
 
 
 def _is_counted(key: str) -> bool:
-    """Whether a key belongs to a scope of two names, of which the first has a limited number."""
-    return "." in hash_tag(key)
+    """Whether a key belongs to a scope of a tenant, who has a limited number."""
+    return owner_key(key) is not None
 
 
 def _scope(key: str) -> str:
@@ -145,9 +145,11 @@ class RedisStore:
         Walks through the keys of every server, so it takes as long as there are keys.
         """
         forgotten = 0
+        notes: set[bytes] = set()
         async for keys in self._found(_pattern(self._key(prefix))):
-            for start in range(0, len(keys), _KEYS_PER_COMMAND):
-                forgotten += await self._unlinked(keys[start : start + _KEYS_PER_COMMAND])
+            forgotten += await self._unlinked(keys)
+            notes.update(map(self._note, keys))
+        await self._unlinked(list(notes - {b""}))
         return forgotten
 
     async def close(self) -> None:
@@ -162,6 +164,11 @@ class RedisStore:
 
     def _key(self, key: str) -> str:
         return self._prefix + key
+
+    def _note(self, key: bytes) -> bytes:
+        """Where it stands whose the conversation of a key is; nothing if that is not known of such keys."""
+        note = owner_key(key.decode("utf-8", "replace").removeprefix(self._prefix))
+        return self._key(note).encode() if note else b""
 
     async def _ask(self, *command: _Argument, **where: Any) -> Any:  # noqa: ANN401 - whatever the server answers
         """One command.
@@ -231,6 +238,9 @@ class RedisStore:
         listed = self._key(scope + _LISTED)
         keys: list[bytes] = await self._ask("SMEMBERS", listed)
         await self._ask("UNLINK", listed, *keys)
+        note = owner_key(scope)
+        if note is not None:  # of another slot
+            await self._ask("UNLINK", self._key(note))
 
     async def _found(self, pattern: str) -> AsyncIterator[list[bytes]]:
         """Keys that match, from every server that keeps some."""
@@ -255,6 +265,10 @@ class RedisStore:
 
     async def _unlinked(self, keys: Sequence[bytes]) -> int:
         """Forget these keys, wherever they are; how many of them were records and lists."""
+        starts = range(0, len(keys), _KEYS_PER_COMMAND)
+        return sum([await self._unlinked_at_once(keys[at : at + _KEYS_PER_COMMAND]) for at in starts])
+
+    async def _unlinked_at_once(self, keys: Sequence[bytes]) -> int:
         if self._closed:
             raise StoreUnavailable("store-closed")
         pipeline = self._redis.client.pipeline(transaction=False)

@@ -30,6 +30,9 @@ def _short(value: str | bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:_SCOPE_HEX_DIGITS]
 
 
+_NOBODY = _short("")
+
+
 # The keys of what every request looks at are asked for several times in each.
 _remembered = lru_cache(maxsize=1_024)
 
@@ -121,8 +124,17 @@ def wishes_key(tenant: str, conversation: str) -> str:
 
 
 def tenant_key(conversation: str) -> str:
-    """Record: whose a conversation is, for those who know nothing but its id."""
+    """Record: whose a conversation is, for those who know nothing but its id. It stands in nobody's scope."""
     return f"{_scope('', conversation)}:tenant"
+
+
+def owner_key(key: str) -> str | None:
+    """The `tenant_key` of the conversation that a tenant's key, or the beginning of one, belongs to.
+
+    Of a root or a model, whose scopes look the same, it is a name that nothing has. None for other keys.
+    """
+    first, dot, second = hash_tag(key).partition(".")
+    return f"v1:{{{_NOBODY}.{second}}}:tenant" if dot and first != _NOBODY else None
 
 
 @_remembered

@@ -22,6 +22,7 @@ from proxy.adapters.redis_client import unavailable
 from proxy.adapters.redis_store import MAX_VALUE_BYTES, RedisStore
 from proxy.adapters.redis_url import parse
 from proxy.adapters.store_url import SECRET_KEY, shared_secret
+from proxy.core.keys import conversation_key, tenant_key
 from proxy.errors import StoreUnavailable
 from proxy.ports import Entry, Record
 from tests.contract.conftest import RedisBench
@@ -113,6 +114,18 @@ async def test_what_is_written_counts_apart_from_what_is_committed(redis_bench: 
         await asyncio.sleep(0.002)
 
     assert await standing(store, 6) == [0, 4, 5]
+
+
+async def test_one_tenant_s_conversations_push_out_no_note_but_their_own(redis_bench: RedisBench) -> None:
+    store = redis_bench.open(max_scopes=3)
+    noted = [("t_1", "c_first"), *(("t_2", f"c_{n}") for n in range(8))]
+    for tenant, name in noted:
+        await store.write([Record(tenant_key(name), tenant.encode(), DAY_S)])
+        await store.write([Record(conversation_key(tenant, name), b"v", DAY_S)])
+        await asyncio.sleep(0.002)
+
+    left = [(await store.read([tenant_key(name)]))[0] for _, name in noted]
+    assert left == [b"t_1", *[None] * 5, *[b"t_2"] * 3]
 
 
 async def test_a_value_over_the_limit_is_refused_as_a_whole(redis_bench: RedisBench) -> None:

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from proxy.core.keys import conversation_key, tenant_key, tenant_prefix
 from proxy.ports import Entry, Lease, Record, Store
 from tests.contract.conftest import Bench
 
@@ -330,6 +331,17 @@ async def test_what_begins_with_a_prefix_is_forgotten_and_counted(store: Store) 
     assert await store.acquire("v1:{aa.1}:checkpoint:y", 10) is not None
     assert await store.acquire("v1:{ab.1}:checkpoint:y", 10) is None
     assert await store.delete("v1:{aa.") == 0
+
+
+async def test_with_a_tenant_s_keys_the_notes_of_whose_they_are_are_forgotten(store: Store) -> None:
+    names = [f"c_{n}" for n in range(3)]
+    for name, tenant in zip(names, ("t_1", "t_1", "t_2"), strict=True):
+        await store.write([Record(conversation_key(tenant, name), b"v", DAY_S)])
+        await store.write([Record(tenant_key(name), b"note", DAY_S)])
+
+    assert await store.delete(tenant_prefix("t_1")) == 2
+    assert [await store.read([tenant_key(name)]) for name in names] == [[None], [None], [b"note"]]
+    assert await store.delete("") == 2
 
 
 async def test_a_prefix_is_no_pattern(store: Store) -> None:

@@ -44,6 +44,15 @@ def test_the_names_are_final() -> None:
     )
 
 
+@given(st.text(min_size=1), st.text())
+def test_of_every_key_of_a_conversation_it_is_known_where_its_tenant_is_noted(tenant: str, name: str) -> None:
+    noted = keys.tenant_key(name)
+
+    assert keys.owner_key(keys.conversation_key(tenant, name)) == noted
+    assert keys.owner_key(keys.scope_prefix(tenant, name)) == noted
+    assert (keys.owner_key(noted), keys.owner_key("v1:{secret}:x"), keys.owner_key("")) == (None, None, None)
+
+
 @given(st.text(), st.text())
 def test_a_key_holds_words_of_ours_and_hex_digests_only(tenant: str, name: str) -> None:
     form = re.compile(r"v1:\{[0-9a-f]{32}\.[0-9a-f]{32}\}(:[a-z]+){1,2}(:[0-9a-f]{64})?")
