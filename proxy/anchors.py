@@ -85,6 +85,8 @@ class Anchors:
     def note(self, tenant: str, root: bytes, anchor: Anchor) -> None:
         """Keep what was counted of a request that was answered; written to the store later."""
         key = anchors_key(tenant, root)
+        if self._records.outdated.covers(key):
+            return
         self._remember(key, _together(self._known.get(key, ()), [anchor]))
         self._unwritten.add(key)
 
@@ -106,12 +108,16 @@ class Anchors:
             for key in list(self._unwritten):
                 if not self._records.healthy:
                     return  # the rest waits until the store is back
-                await self._look(key)
-                if key not in self._unwritten:  # forgotten meanwhile
-                    continue
-                self._unwritten.discard(key)
-                fields = {"anchors": [to_fields(anchor) for anchor in self._known.get(key, ())]}
-                await self._records.keep(key, fields, ttl_s=KEPT_S)
+                with self._records.outdated.beginning():
+                    await self._write(key)
+
+    async def _write(self, key: str) -> None:
+        await self._look(key)
+        if key not in self._unwritten:  # forgotten meanwhile
+            return
+        self._unwritten.discard(key)
+        fields = {"anchors": [to_fields(anchor) for anchor in self._known.get(key, ())]}
+        await self._records.keep(key, fields, ttl_s=KEPT_S)
 
     def _forget(self, prefix: str) -> None:
         for key in [key for key in self._known if key.startswith(prefix)]:
@@ -131,6 +137,8 @@ class Anchors:
     async def _look(self, key: str) -> None:
         """Take over what the store knows."""
         [fields] = await self._records.find([key], fresh=True)
+        if self._records.outdated.covers(key):
+            fields = None
         ours = self._known.get(key, ())  # as it is now: something may have been counted meanwhile
         self._remember(key, _together(from_fields(fields), ours))
         self._looked[key] = self._clock()

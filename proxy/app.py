@@ -9,7 +9,7 @@ from secrets import token_hex
 
 import structlog
 from starlette.routing import Router
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy import __version__
 from proxy.adapters.character_counter import CharacterCounter
@@ -84,6 +84,16 @@ def _store_failed(error: StoreUnavailable, suppressed: int = 0) -> None:
 
 def _tokenizer_failed(line: str) -> None:
     _log.warning(TOKENIZER_FAILED, reason=line)
+
+
+def _beginning(app: ASGIApp, records: Records) -> ASGIApp:
+    """The application; a request of it writes nothing of what is forgotten while it is under way."""
+
+    async def begun(scope: Scope, receive: Receive, send: Send) -> None:
+        records.outdated.begin()
+        await app(scope, receive, send)
+
+    return begun
 
 
 def opened_engine(config: Config) -> HttpEngine:
@@ -208,11 +218,13 @@ class _Parts:
         """What learns from answers."""
         return Observing(self.learning, self.anchors, self.effects, self.history, self.wishing)
 
-    def api(self, config: Config) -> Api:
-        """What the admin API needs."""
+    def admin(self, config: Config) -> ASGIApp:
+        """What answers our own paths."""
         recall = Recall(self.records, self.history)
         steering = Steering(self.records, self.owners, self.history, self.wishing, recall)
-        return Api(steering, Access(config.server.host, config.server.admin_key.get_secret_value()))
+        access = Access(config.server.host, config.server.admin_key.get_secret_value())
+        app = create_admin(self.readiness, config.server.base_path, Api(steering, access))
+        return _beginning(app, self.records)
 
 
 def _known_clients(config: Config) -> KnownClients:
@@ -268,8 +280,8 @@ def create_app(config: Config, *, store: Store | None = None) -> ASGIApp:
         admission=admission,
     )
     return Dispatcher(
-        admin=create_admin(parts.readiness, config.server.base_path, parts.api(config)),
-        chat=chat,
+        admin=parts.admin(config),
+        chat=_beginning(chat, parts.records),
         blind=Blind(upstream, admission),
         hop=hop,
         clients=_known_clients(config),

@@ -64,8 +64,10 @@ class Conversations:
     def note(
         self, tenant: str, conversation: str, model: str, request_bytes: int, usage: Usage | None
     ) -> None:
-        """Add one request to the totals of its conversation."""
+        """Add one request to the totals of its conversation, unless it was forgotten since it began."""
         key = conversation_key(tenant, conversation)
+        if self._records.outdated.covers(key):
+            return
         totals = self._waiting.get(key)
         if totals is None:
             if len(self._waiting) >= MAX_WAITING:
@@ -98,11 +100,16 @@ class Conversations:
             for key in list(self._waiting):
                 if not self._records.healthy:
                     return  # the rest waits until the store is back
-                [held] = await self._records.find([key], fresh=True)
-                gathered = self._waiting.pop(key, None)
-                if gathered is None:  # forgotten meanwhile
-                    continue
-                await self._records.keep(key, _sum(held or {}, gathered), ttl_s=self._ttl_s)
+                with self._records.outdated.beginning():
+                    await self._write(key)
+
+    async def _write(self, key: str) -> None:
+        [held] = await self._records.find([key], fresh=True)
+        if self._records.outdated.covers(key):  # what was held of it is gone; what has come since waits
+            return
+        gathered = self._waiting.pop(key, None)
+        if gathered is not None:
+            await self._records.keep(key, _sum(held or {}, gathered), ttl_s=self._ttl_s)
 
     def _forget(self, prefix: str) -> None:
         for key in [key for key in self._waiting if key.startswith(prefix)]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from proxy.core import checkpoint_fields
 from proxy.core.event import COMPACTED, MEASURED, Event, from_fields, to_fields
-from proxy.core.keys import checkpoint_keys, checkpoints_key, events_key, roots_key, rounds_key
+from proxy.core.keys import checkpoint_keys, checkpoints_key, events_key, roots_key, rounds_key, scope_prefix
 from proxy.core.policy import STRATEGIES
 from proxy.storage.records import Fields, Line, Records
 
@@ -86,8 +86,14 @@ class History:
         return await self._records.append(key, to_fields(event), ttl_s=self._ttl_s, keep=KEPT_EVENTS)
 
     async def rooted(self, tenant: str, conversation: str, root: bytes) -> None:
-        """A conversation has rounds under this root. To be said before each of them is saved."""
+        """A conversation has rounds under this root. To be said before each of them is saved.
+
+        Where the conversation was forgotten since the round was begun, so is the root: nobody would find it.
+        """
         key, fields = roots_key(tenant, conversation), {"root": root.hex()}
+        if self._records.outdated.covers(key):
+            self._records.outdated.add(scope_prefix(tenant, root))
+            return
         await self._records.append(key, fields, ttl_s=self._ttl_s, keep=KEPT_ROOT_LINES)
 
     async def roots(self, tenant: str, conversation: str, most: int = MAX_ROOTS) -> tuple[bytes, ...]:

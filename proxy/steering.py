@@ -199,8 +199,12 @@ class Steering:
         return await self._recall.everything(await self._owner(conversation), conversation)
 
     async def forget(self, conversation: str) -> int:
-        """Delete everything that is stored of it, and of branches that begin like it; how many records."""
+        """Delete everything that is stored of it, and of branches that begin like it; how many records.
+
+        Requests of this process that are under way write nothing of it afterwards.
+        """
         tenant = await self._owner(conversation)
+        self._records.outdated.add(scope_prefix(tenant, conversation))  # first: no root joins from here on
         roots = await self._history.roots(tenant, conversation, KEPT_ROOT_LINES)
         scopes: list[str | bytes] = [conversation, *roots]
         counts = [await self._records.forget(scope_prefix(tenant, scope)) for scope in scopes]
@@ -209,11 +213,7 @@ class Steering:
         return sum(filter(None, counts))
 
     async def forget_tenant(self, conversation: str) -> int:
-        """Delete everything that is stored of whoever it belongs to; how many records.
-
-        Of their other conversations the notes of whose they are stay until they expire: they hold digests
-        only, and nothing names them.
-        """
+        """Delete everything that is stored of whoever it belongs to; how many records, as with `forget`."""
         tenant = await self._owner(conversation)
         count = await self._records.forget(tenant_prefix(tenant))
         _saved(count is not None)

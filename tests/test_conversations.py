@@ -211,3 +211,27 @@ async def test_what_is_forgotten_is_not_written_by_what_waited() -> None:
     await conversations.flush()
     assert await kept(store, "c_1") is None
     assert (await kept(store, "c_2"))["requests"] == 1
+
+
+async def test_totals_that_are_being_written_while_they_are_forgotten_do_not_come_back() -> None:
+    class Slow(MemoryStore):
+        forgets = False
+
+        async def read(self, keys: Sequence[str]) -> list[bytes | None]:
+            found = await super().read(keys)
+            if self.forgets:
+                self.forgets = False
+                await records.forget(conversation_key(TENANT, "c_1"))
+                with records.outdated.beginning():  # a new request
+                    conversations.note(TENANT, "c_1", "m", 7, None)
+            return found
+
+    store = Slow()
+    records = Records(store, ignored)
+    conversations = Conversations(records, DAY_S)
+    for store.forgets in (False, True, False):
+        conversations.note(TENANT, "c_1", "m", 1, USED)
+        await conversations.flush()
+
+    found = await kept(store)
+    assert (found["requests"], found["request_bytes"], found["prompt_tokens"]) == (2, 8, 100)

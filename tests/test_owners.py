@@ -1,5 +1,5 @@
 from proxy.adapters.memory_store import MemoryStore
-from proxy.core.keys import tenant_key
+from proxy.core.keys import conversation_key, tenant_key, tenant_prefix
 from proxy.errors import StoreUnavailable
 from proxy.owners import Owners
 from proxy.storage.records import Records
@@ -44,6 +44,36 @@ async def test_what_is_forgotten_is_known_again_when_it_is_in_use_again() -> Non
     gone = await owners.of("c_1")
     await owners.note("t_1", "c_1")
     assert (gone, await owners.of("c_1")) == (None, "t_1")
+
+
+async def test_whose_tenant_was_forgotten_is_nobody_s_until_it_is_in_use_again() -> None:
+    store = MemoryStore()
+    records = Records(store, ignored)
+    noting, asking = Owners(records, DAY_S), Owners(records, DAY_S)
+    for tenant, name in (("t_1", "c_1"), ("t_1", "c_2"), ("t_2", "c_3")):
+        await records.keep(conversation_key(tenant, name), {}, ttl_s=DAY_S)
+        await noting.note(tenant, name)
+    with records.outdated.beginning():
+        assert await records.forget(tenant_prefix("t_1")) == 2
+        await noting.note("t_1", "c_2")  # by a request from before
+
+    assert [await asking.of(f"c_{n}") for n in (1, 2, 3)] == [None, None, "t_2"]
+    await noting.note("t_1", "c_1")
+    assert [await asking.of(f"c_{n}") for n in (1, 2, 3)] == ["t_1", None, "t_2"]
+
+
+async def test_a_note_that_is_written_while_its_tenant_is_forgotten_is_taken_back() -> None:
+    class Slow(MemoryStore):
+        async def write(self, items: object) -> None:
+            await records.forget(tenant_prefix("t_1"))
+            await super().write(items)  # type: ignore[arg-type]
+
+    records = Records(Slow(), ignored)
+    owners = Owners(records, DAY_S)
+    with records.outdated.beginning():
+        await owners.note("t_1", "c_1")
+
+    assert await owners.of("c_1") is None
 
 
 async def test_a_record_that_names_no_tenant_is_nobody_s() -> None:

@@ -14,9 +14,6 @@ from proxy.relay.identity import conversation, origin, tenant
 async def forget(config: Config, credential: Headers, session: Headers | None) -> int:
     """Delete everything stored of who shows this credential, or of one session of theirs; how many records.
 
-    Of a credential as a whole the notes of whose its conversations are stay until they expire: they hold
-    digests only, and nothing names them.
-
     Args:
         config: The configuration of the proxy that stored them.
         credential: The header fields that the client sends.

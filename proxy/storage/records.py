@@ -20,6 +20,7 @@ from proxy.ports import Lease, Record, Store
 from proxy.storage.behind import Behind
 from proxy.storage.cache import Cache
 from proxy.storage.items import Fields, Item, Line, packed, sealed, size_of
+from proxy.storage.outdated import Outdated
 from proxy.storage.reach import DEADLINE_S, PROBE_EVERY_S, RESTING, Reach
 
 __all__ = ["Fields", "Item", "Line", "Records"]
@@ -48,6 +49,7 @@ class Records:
         cache_bytes: JSON bytes of the records held in the process.
 
     Attributes:
+        outdated: Knows what was begun before its keys were forgotten; of that nothing is written.
         behind: Looks at records that no request waits for; `close` ends them.
         forgetters: Told what keys begin with that are forgotten, so that nothing held of them is written.
     """
@@ -66,6 +68,7 @@ class Records:
         self._report = report
         self._reach = Reach(store, clock=clock, deadline_s=deadline_s, probe_every_s=probe_every_s)
         self._cache = Cache(cache_bytes, clock)
+        self.outdated = Outdated()
         self.behind = Behind()
         self.forgetters: list[Callable[[str], None]] = []
 
@@ -113,14 +116,16 @@ class Records:
         """Claim `key` for a record, with everything in `also`, or nothing; return the record that all use.
 
         That is ours, or the one that stood there first, in which case nothing of ours was written. If the
-        store fails it is ours for this process, and `find` gives it and the records in `also`. None if
-        nothing was written because `lease` has been lost to another.
+        store fails it is ours for this process, and `find` gives it and the records in `also`; if the key was
+        forgotten meanwhile it is ours for the caller. None if `lease` was lost, and nothing written.
 
         Raises:
             ValueError: The keys do not share a hash tag, so no cluster could commit them at once.
         """
         if any(hash_tag(item.key) != hash_tag(key) for item in also):
             raise ValueError("records that are committed together share one scope")
+        if self.outdated.covers(key):
+            return fields
         claim = Item(key, fields, ttl_s)
         try:
             return await self._committed(claim, also, lease)
@@ -133,6 +138,8 @@ class Records:
 
         A record that is not ours to read, such as a newer version's, is left alone.
         """
+        if self.outdated.covers(key):
+            return False
         try:
             value = packed(fields)
             self._remember(key, value, ttl_s)
@@ -140,12 +147,14 @@ class Records:
         except StoreUnavailable as error:
             self._note(error)
             return False
-        if not saved:
+        if not saved and not self.outdated.covers(key):
             self._report(StoreUnavailable(_UNREADABLE, "a record of another version is left alone"))
         return saved
 
     async def append(self, key: str, fields: Fields, *, ttl_s: float, keep: int) -> bool:
         """Add a line to a list of which the newest `keep` stay. Whether it was saved."""
+        if self.outdated.covers(key):
+            return False
         try:
             entry = sealed(Line(key, fields, ttl_s, keep))
             await self._reach.ask(lambda: self._store.write([entry]))
@@ -190,8 +199,10 @@ class Records:
         """Forget everything whose key begins with `prefix`; how many, or None if the store failed.
 
         What this process holds of it is forgotten in any case; another may use what it holds for an hour.
+        What was begun before writes nothing of it, once a call that is under way has ended.
         """
-        self._cache.forget(prefix)
+        self.outdated.add(prefix)
+        self.let_go(prefix)
         for forget in self.forgetters:
             forget(prefix)
         try:
@@ -199,6 +210,10 @@ class Records:
         except StoreUnavailable as error:
             self._report(error)
             return None
+
+    def let_go(self, prefix: str) -> None:
+        """Hold nothing in this process whose key begins with `prefix`."""
+        self._cache.forget(prefix)
 
     async def close(self) -> None:
         """Close the store."""
@@ -209,6 +224,8 @@ class Records:
     async def _overwritten(self, record: Record) -> bool:
         (there,) = await self._store.read([record.key])
         if there is not None and envelope.unpack(there) is None:
+            return False
+        if self.outdated.covers(record.key):  # since the store was asked
             return False
         await self._store.write([record])
         return True
@@ -255,7 +272,7 @@ class Records:
 
     def _remember(self, key: str, value: bytes, ttl_s: float) -> Fields | None:
         fields = envelope.unpack(value)
-        if fields is not None:
+        if fields is not None and not self.outdated.covers(key):
             self._cache.put(key, fields, size_of(value), ttl_s)
         return fields
 
