@@ -11,13 +11,15 @@ import asyncio
 import math
 import re
 import secrets
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from redis.asyncio import RedisCluster
 from redis.exceptions import NoScriptError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from proxy.adapters.redis_client import FAILURES, connections, unavailable
+from proxy.adapters.redis_client import ANSWER_TIMEOUT_S, FAILURES, connections, unavailable
 from proxy.adapters.redis_scripts import ACQUIRE, COUNT, RELEASE, RENEW, WRITE, Script
 from proxy.adapters.redis_url import RedisUrl
 from proxy.core.keys import owner_key
@@ -31,6 +33,8 @@ _LEAVING_AT_ONCE = 8
 _KEYS_PER_COMMAND = 500
 _SCANNED_PER_COMMAND = 1000
 _TOKEN_BYTES = 12
+# A command that took so long to time out was not looked at: this process stood still.
+_STOPPED_S = ANSWER_TIMEOUT_S + 0.25
 
 _LEASE, _FENCE, _LISTED = "#lease", "#fence", "#keys"
 _COMMITTED, _WRITTEN = "#committed", "#written"
@@ -182,10 +186,7 @@ class RedisStore:
         try:
             async with self._slots:
                 await self._redis.find()
-                try:
-                    return await self._redis.client.execute_command(*command, **where)
-                except AttributeError:  # redis-py closed a cluster's connection before anything was written
-                    return await self._redis.client.execute_command(*command, **where)
+                return await self._executed(*command, **where)
         except NoScriptError:
             raise
         except FAILURES as error:
@@ -193,6 +194,19 @@ class RedisStore:
             if failed.reason == "store-readonly":  # this was the master once; the name may lead elsewhere now
                 await self._redis.drop()
             raise failed from error
+
+    async def _executed(self, *command: _Argument, **where: Any) -> Any:  # noqa: ANN401 - whatever the server answers
+        execute = self._redis.client.execute_command
+        begun = time.monotonic()
+        try:
+            return await execute(*command, **where)
+        except AttributeError:  # redis-py closed a cluster's connection before anything was written
+            return await execute(*command, **where)
+        except RedisTimeoutError:
+            # While this process is stopped, time passes for redis-py, and it drops an answer that is there.
+            if time.monotonic() - begun < _STOPPED_S:
+                raise
+            return await execute(*command, **where)
 
     async def _run(self, script: Script, keys: Sequence[str], arguments: Sequence[_Argument]) -> Any:  # noqa: ANN401 - whatever the script gives
         try:

@@ -1,6 +1,7 @@
 """What Redis adds to the contract: keys and their lives, sizes, what others left there, and how many."""
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from proxy.adapters.redis_client import unavailable
+from proxy.adapters.redis_client import ANSWER_TIMEOUT_S, unavailable
 from proxy.adapters.redis_store import MAX_VALUE_BYTES, RedisStore
 from proxy.adapters.redis_url import parse
 from proxy.adapters.store_url import SECRET_KEY, shared_secret
@@ -52,6 +53,21 @@ async def test_every_key_has_a_time_to_live_but_the_secret(redis_bench: RedisBen
     forever = [key for master, key in redis_bench.held() if master.pttl(key) < 0]
     assert forever == [redis_bench.url.prefix.encode() + SECRET_KEY.encode()]
     assert len(redis_bench.held()) == 9
+
+
+async def test_what_was_answered_while_the_process_was_stopped_is_no_timeout(redis_bench: RedisBench) -> None:
+    store = redis_bench.open()
+    await store.write([Record(scoped(1), b"v", DAY_S)])
+    await asyncio.gather(*(store.read([scoped(1)]) for _ in range(4)))  # as many connections
+    for master in redis_bench.masters:
+        master.client_pause(300)
+    asking = [asyncio.create_task(store.read([scoped(1)])) for _ in range(4)]
+    await asyncio.sleep(0.1)
+
+    # Nothing runs in this process, and redis-py's time for an answer passes.
+    time.sleep(ANSWER_TIMEOUT_S + 0.5)  # noqa: ASYNC251 - the event loop is to stand still
+
+    assert await asyncio.gather(*asking) == [[b"v"]] * 4
 
 
 async def test_replicas_agree_on_the_first_secret_and_put_it_back(redis_bench: RedisBench) -> None:
