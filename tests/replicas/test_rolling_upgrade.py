@@ -73,7 +73,10 @@ def reasons(replica: Any) -> set[str]:
     return {event["reason"] for event in replica.events("store.failed")}
 
 
-@pytest.mark.parametrize("newer_first", [True, False], ids=["newer first", "older first"])
+@pytest.mark.parametrize(
+    "newer_first",
+    [pytest.param(True, id="newer first"), pytest.param(False, id="older first", marks=pytest.mark.slow)],
+)
 async def test_what_another_version_has_written_is_a_miss_and_is_never_overwritten(
     replicated: Any, environ: dict[str, str], *, newer_first: bool
 ) -> None:
