@@ -1,12 +1,14 @@
-"""The proxy as a process of its own, as `serve` runs it."""
+"""The proxy as a process of its own, as people run it."""
 
 import asyncio
 import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,14 +25,19 @@ class ProxyProcess:
     """A proxy that accepts requests.
 
     Attributes:
-        process: The process, the leader of its group.
-        url: Where it listens.
+        process: The process, the leader of its group; the parent where there are workers.
+        lines: What it has printed.
         errors: The file that its stderr goes to.
     """
 
     process: asyncio.subprocess.Process
-    url: str
+    lines: list[str]
     errors: Path
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return self.lines[0].rpartition(" ")[2]
 
     @property
     def port(self) -> int:
@@ -53,27 +60,66 @@ class ProxyProcess:
             {k: v for k, v in line.items() if k not in _HIDDEN} for line in lines if line["event"] == name
         ]
 
+    def workers(self) -> list[int]:
+        """Process ids of the workers: children that are not multiprocessing's own."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    async def end(self, limit_s: float, number: int = signal.SIGTERM) -> float:
+        """Send a signal; the seconds until the process ends, which it must within the limit, with code 0."""
+        begun = time.monotonic()
+        self.process.send_signal(number)
+        await self.ended(limit_s)
+        return time.monotonic() - begun
+
+    async def ended(self, limit_s: float) -> None:
+        """Wait for the end."""
+        code = await asyncio.wait_for(self.process.wait(), limit_s)
+        assert code == 0, self.errors.read_text()
+
+
+def _environment(folder: Path, more: Mapping[str, str]) -> dict[str, str]:
+    """What is given, and no more; Python runs a `sitecustomize` that a test has put into the folder."""
+    return {"HOME": str(folder), "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", **more}
+
+
+def command(line: str, folder: Path, **environ: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command of ours that ends by itself, such as `health`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "proxy", *line.split()],
+        cwd=folder, env=_environment(folder, environ),
+        capture_output=True, text=True, timeout=START_LIMIT_S, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
 
 @contextlib.asynccontextmanager
 async def proxy_process(
-    folder: Path, upstream_port: int, prepare: Callable[[], None] | None = None, **server: object
+    folder: Path,
+    upstream_port: int,
+    *arguments: str,
+    prepare: Callable[[], None] | None = None,
+    environ: Mapping[str, str] | None = None,
+    **server: object,
 ) -> AsyncIterator[ProxyProcess]:
     """A proxy that accepts requests, and is killed in the end.
 
     Args:
         folder: Its home and working directory.
         upstream_port: Of the upstream, on loopback.
+        arguments: Of `serve`.
         prepare: Called in the new process before anything else.
+        environ: Environment variables.
         server: Keys of the configuration's section.
     """
-    environ = {f"COMPACTION_PROXY__SERVER__{key.upper()}": str(value) for key, value in server.items()}
+    settings = {f"COMPACTION_PROXY__SERVER__{key.upper()}": str(value) for key, value in server.items()}
+    upstream = ("--upstream", f"http://127.0.0.1:{upstream_port}/v1")
     errors = folder / "stderr"
     with errors.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "proxy", "serve", "--port", "0"),
-            *("--upstream", f"http://127.0.0.1:{upstream_port}/v1"),
+            *(sys.executable, "-m", "proxy", "serve", "--port", "0", *upstream, *arguments),
             cwd=folder,
-            env={"HOME": str(folder), "PYTHONPATH": str(ROOT), **environ},
+            env=_environment(folder, {**settings, **(environ or {})}),
             stdout=asyncio.subprocess.PIPE,
             stderr=output,
             start_new_session=True,
@@ -86,7 +132,7 @@ async def proxy_process(
             line = await asyncio.wait_for(process.stdout.readline(), START_LIMIT_S)
             assert line, errors.read_text()
             lines.append(line.decode().rstrip())
-        yield ProxyProcess(process, lines[0].rpartition(" ")[2], errors)
+        yield ProxyProcess(process, lines, errors)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -5,15 +5,13 @@ import os
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.certificates import HOUR, self_signed
-from tests.proxy_processes import ROOT, proxy_process
+from tests.proxy_processes import command, proxy_process
 
 GET = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
 # An idle client that does not agree to the end of its connection would hold the process for 30 s.
@@ -26,15 +24,6 @@ def settings(folder: Path, certificate: bytes, key: bytes) -> dict[str, str]:
     for name, held in files.items():
         (folder / name).write_bytes(held)
     return {f"COMPACTION_PROXY__SERVER__{name}": str(folder / name) for name in files}
-
-
-def command(name: str, folder: Path, **environ: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "proxy", *name.split()],
-        cwd=folder, env={"HOME": str(folder), "PYTHONPATH": str(ROOT), **environ},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout, done.stderr
 
 
 def idle(port: int, context: ssl.SSLContext) -> tuple[ssl.SSLSocket, bytes]:

@@ -7,8 +7,6 @@ import os
 import signal
 import socket
 import stat
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import pytest
 
 from proxy.errors import ConfigError
 from proxy.serving import listen_on_path, removed_at_the_end
-from tests.proxy_processes import ROOT, proxy_process
+from tests.proxy_processes import command, proxy_process
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
@@ -42,15 +40,6 @@ def stale(path: Path) -> None:
     """What a process leaves that was killed."""
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(path))
-
-
-def command(name: str, folder: Path, **environ: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "proxy", name],
-        cwd=folder, env={"HOME": str(folder), "PYTHONPATH": str(ROOT), **environ},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

@@ -75,10 +75,14 @@ async def test_slow_clients_go_within_their_deadline_and_good_ones_do_not_notice
     load: Any, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     count = 500 if pytestconfig.getoption("--runslow") else 50
-    late = {"head_timeout_s": DEADLINE_S, "body_timeout_s": DEADLINE_S}
     ratios: list[float] = []
     over: list[tuple[float, bytes]] = []
-    async with load.upstream() as upstream, proxy_process(tmp_path, upstream.port, None, **late) as running:
+    async with (
+        load.upstream() as upstream,
+        proxy_process(
+            tmp_path, upstream.port, head_timeout_s=DEADLINE_S, body_timeout_s=DEADLINE_S
+        ) as running,
+    ):
         await p99_s(running.port, load.chat())  # everything is warm
         while not ratios or (min(ratios) > TIMES and len(ratios) < ATTEMPTS):
             alone_s = await p99_s(running.port, load.chat())

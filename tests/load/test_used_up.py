@@ -49,7 +49,10 @@ async def test_with_no_file_left_clients_are_refused_and_it_neither_spins_nor_st
     load: Any, tmp_path: Path
 ) -> None:
     closing = load.chat(b"connection: close")
-    async with load.upstream() as upstream, proxy_process(tmp_path, upstream.port, few_files) as running:
+    async with (
+        load.upstream() as upstream,
+        proxy_process(tmp_path, upstream.port, prepare=few_files) as running,
+    ):
         assert outcome(await load.ask(running.port, closing)) == "200"
         before = running.open_files
         upstream.go_on.clear()
@@ -84,7 +87,7 @@ async def test_it_takes_as_many_files_as_it_may(load: Any, tmp_path: Path) -> No
     def lower() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, 1_000))
 
-    async with load.upstream() as upstream, proxy_process(tmp_path, upstream.port, lower) as running:
+    async with load.upstream() as upstream, proxy_process(tmp_path, upstream.port, prepare=lower) as running:
         limits = resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE)
     assert limits == (1_000, 1_000)
 

@@ -3,9 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
-import signal
-import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -15,9 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-import proxy
+from tests.proxy_processes import ProxyProcess, proxy_process
 
-ROOT = Path(proxy.__file__).parent.parent
 PAUSE_S = 0.05
 SUMMARY = {
     "choices": [
@@ -92,49 +88,6 @@ def request(user: str, events: int, **more: Any) -> dict[str, Any]:
     return {"model": "m", "user": user, "n": events, "stream": True, "messages": messages, **more}
 
 
-@dataclass
-class Running:
-    """A proxy that accepts requests.
-
-    Attributes:
-        process: The process; the parent where there are workers.
-        url: Where it listens.
-        lines: What it has printed.
-        errors: The file that its stderr goes to.
-    """
-
-    process: asyncio.subprocess.Process
-    url: str
-    lines: list[str]
-    errors: Path
-
-    @property
-    def port(self) -> int:
-        return int(self.url.rpartition(":")[2])
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        """Log lines of one event, without time, level and logger."""
-        lines = [json.loads(line) for line in self.errors.read_text().splitlines()]
-        hidden = {"event", "timestamp", "level", "logger"}
-        return [{k: v for k, v in line.items() if k not in hidden} for line in lines if line["event"] == name]
-
-    async def end(self, limit_s: float, number: int = signal.SIGTERM) -> float:
-        """Send a signal; the seconds until the process ends, which it must within the limit, with code 0."""
-        begun = time.monotonic()
-        self.process.send_signal(number)
-        await self.ended(limit_s)
-        return time.monotonic() - begun
-
-    async def ended(self, limit_s: float) -> None:
-        code = await asyncio.wait_for(self.process.wait(), limit_s)
-        assert code == 0, self.errors.read_text()
-
-    def workers(self) -> list[int]:
-        """Process ids of the workers: children that are not multiprocessing's own."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
 class Stop:
     """What tests need, without an import between test files."""
 
@@ -154,44 +107,15 @@ class Stop:
         finally:
             server.close()
 
-    async def spawn(
-        self, *arguments: str, errors_to: str = "stderr", **environ: str
-    ) -> asyncio.subprocess.Process:
-        """A proxy that has just been started, in a process group of its own."""
-        errors = (self.folder / errors_to).open("wb")
-        with errors:
-            return await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "proxy", "serve", "--port", "0", *arguments,
-                cwd=self.folder,
-                # Python runs a `sitecustomize` that a test may have put into the folder.
-                env={"HOME": str(self.folder), "PYTHONPATH": f"{self.folder}{os.pathsep}{ROOT}", **environ},
-                stdout=asyncio.subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-            )  # fmt: skip
-
     @contextlib.asynccontextmanager
-    async def proxy(self, upstream: int = 9, *arguments: str, **server: Any) -> AsyncIterator[Running]:
+    async def proxy(self, upstream: int = 9, *arguments: str, **server: Any) -> AsyncIterator[ProxyProcess]:
         """A proxy that accepts requests; keyword arguments are keys of `server`."""
-        environ = {f"COMPACTION_PROXY__SERVER__{key.upper()}": str(value) for key, value in server.items()}
-        environ["COMPACTION_PROXY__SUMMARY__MODEL"] = "summary-small"
-        target = f"http://127.0.0.1:{upstream}/v1"
-        process = await self.spawn("--upstream", target, *arguments, **environ)
-        try:
-            assert process.stdout is not None
-            lines: list[str] = []
-            while not lines or "OPENAI_BASE_URL" not in lines[-1]:
-                line = await asyncio.wait_for(process.stdout.readline(), 60)
-                assert line, (self.folder / "stderr").read_text()
-                lines.append(line.decode().rstrip())
-            yield Running(process, lines[0].rpartition(" ")[2], lines, self.folder / "stderr")
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.communicate()
+        summarised = {"COMPACTION_PROXY__SUMMARY__MODEL": "summary-small"}
+        async with proxy_process(self.folder, upstream, *arguments, environ=summarised, **server) as running:
+            yield running
 
     @contextlib.asynccontextmanager
-    async def client(self, running: Running) -> AsyncIterator[httpx.AsyncClient]:
+    async def client(self, running: ProxyProcess) -> AsyncIterator[httpx.AsyncClient]:
         limits = httpx.Limits(max_connections=300, max_keepalive_connections=300)
         async with httpx.AsyncClient(
             base_url=running.url, timeout=60, limits=limits, trust_env=False

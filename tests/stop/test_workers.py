@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.proxy_processes import command
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 
 # Python runs `sitecustomize` when it starts, in each worker too.
@@ -180,12 +182,12 @@ async def test_workers_end_with_their_parent(stop: Any) -> None:
         await stop.until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids), 10)
 
 
-async def failed(stop: Any, *arguments: str, **environ: str) -> tuple[int | None, str]:
+async def failed(stop: Any, *arguments: str, **environ: str) -> tuple[int, str]:
     """Exit code and stderr of a proxy that does not start."""
-    process = await stop.spawn("--workers", "2", *arguments, errors_to="failed", **environ)
-    printed, _ = await asyncio.wait_for(process.communicate(), 60)
-    assert printed == b""
-    return process.returncode, (stop.folder / "failed").read_text()
+    line = " ".join(["serve --port 0 --workers 2", *arguments])
+    code, printed, errors = await asyncio.to_thread(command, line, stop.folder, **environ)
+    assert printed == ""
+    return code, errors
 
 
 async def test_workers_need_a_store_that_they_can_share(stop: Any) -> None:
