@@ -178,7 +178,11 @@ class Records:
         Raises:
             StoreUnavailable: There is nobody to ask.
         """
-        return await self._reach.ask(lambda: self._store.acquire(key, ttl_s))
+        try:
+            return await self._reach.ask(lambda: self._store.acquire(key, ttl_s))
+        except StoreUnavailable as error:
+            self._note(error)
+            raise
 
     async def renew(self, lease: Lease, ttl_s: float) -> bool:
         """Prolong a lease. False if it is another's.
@@ -186,7 +190,11 @@ class Records:
         Raises:
             StoreUnavailable: There is nobody to ask.
         """
-        return await self._reach.ask(lambda: self._store.renew(lease, ttl_s))
+        try:
+            return await self._reach.ask(lambda: self._store.renew(lease, ttl_s))
+        except StoreUnavailable as error:
+            self._note(error)
+            raise
 
     async def release(self, lease: Lease) -> None:
         """Give a lease back."""

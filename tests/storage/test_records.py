@@ -482,6 +482,19 @@ async def test_a_store_that_answers_nothing_is_said_not_to_and_left_alone_howeve
     await scene.records.close()
 
 
+async def test_a_store_that_lends_no_lease_is_told_of() -> None:
+    scene = Scene()
+    lease = await scene.records.acquire("k", 10)
+    assert lease is not None
+    scene.store.trouble = StoreUnavailable("away")
+    with pytest.raises(StoreUnavailable):
+        await scene.records.acquire("k2", 10)
+    with pytest.raises(StoreUnavailable):
+        await scene.records.renew(lease, 10)
+
+    assert scene.told == ["away", "away"]
+
+
 async def test_a_store_that_refuses_to_write_answers() -> None:
     scene = Scene()
     scene.store.trouble = StoreUnavailable("store-full")
