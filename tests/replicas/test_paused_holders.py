@@ -23,7 +23,7 @@ from proxy.compaction.turns import LEASE_S
 BATCH = 25
 SLACK_S = 10.0
 # A holder that has its summary has tried to save it by then.
-TRIED_S = 1.0
+TRIED_S = 0.5
 # Nobody gives up before a lease has run out, and there is no further round beside those that are looked at.
 PATIENT = {
     "COMPACTION_PROXY__COMPACTION__MAX_BLOCK_S": "60",
@@ -156,10 +156,15 @@ async def test_a_holder_that_was_stopped_past_its_lease_writes_nothing_and_uses_
         trials.append(Trial(marker, wake, replicated.body(replicated.conversation(marker))))
     by_marker = {trial.marker.encode(): trial for trial in trials}
 
+    async def hold(body: bytes) -> None:
+        found = MARKER.search(body)
+        assert found is not None
+        await by_marker[found[0]].hold()
+
     wrong: list[str] = []
     path = tmp_path / "state.db"
     async with replicated.scene(numbered=True) as (upstream, url, replicas, server):
-        upstream.hold = lambda body: by_marker[MARKER.search(body)[0]].hold()
+        upstream.hold = hold
         pair = await replicas.pair(url, server.url if kind == "redis" else f"sqlite:///{path}", **PATIENT)
 
         def saved() -> Saved:
