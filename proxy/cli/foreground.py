@@ -81,7 +81,7 @@ def deadlines(server: ServerSection) -> serving.Deadlines:
     )
 
 
-def secured(server: ServerSection) -> ssl.SSLContext | None:
+def tls_context(server: ServerSection) -> ssl.SSLContext | None:
     """What serves TLS, if a server of this configuration does.
 
     Raises:
@@ -90,7 +90,7 @@ def secured(server: ServerSection) -> ssl.SSLContext | None:
     certificate, key = server.tls_certificate, server.tls_key
     if certificate is None or key is None:
         return None
-    return serving.tls(str(Path(certificate).expanduser()), str(Path(key).expanduser()))
+    return serving.tls_context(str(Path(certificate).expanduser()), str(Path(key).expanduser()))
 
 
 def scheme(server: ServerSection) -> str:
@@ -154,7 +154,7 @@ def _built(
     """The server of this configuration, and the application in it."""
     from proxy.app import create_app  # the parent of workers has no use for it
 
-    context, late = secured(config.server), deadlines(config.server)
+    context, late = tls_context(config.server), deadlines(config.server)
     app = create_app(config)
     return serving.server(app, waits, told, insistent=insistent, deadlines=late, context=context)
 

@@ -22,7 +22,7 @@ from socket import socket
 from types import FrameType
 
 from proxy import logs, serving
-from proxy.cli.foreground import listening, patience, scheme, secured, serve_on
+from proxy.cli.foreground import listening, patience, scheme, serve_on, tls_context
 from proxy.config.model import Config
 from proxy.errors import ConfigError, ProxyError
 
@@ -285,7 +285,7 @@ def run_workers(config: Config, started: Callable[[str], None]) -> None:
     server = config.server
     if config.store.url == MEMORY:
         raise ConfigError("server.workers: several workers need a store that they can share, not memory://")
-    secured(server)  # said once, and not by each worker
+    tls_context(server)  # said once, and not by each worker
     bound = _listeners(config)
     workers = [_Worker(number, held, due=time.monotonic()) for number, held in enumerate(bound, 1)]
     parent = _Parent(config, bound[0].getsockname()[1], workers)

@@ -4,7 +4,6 @@
 in the middle of something else.
 """
 
-from proxy.serving.certificate import tls
 from proxy.serving.deadlines import Deadlines
 from proxy.serving.graceful import Ending, Foreground, Patience
 from proxy.serving.listening import (
@@ -16,6 +15,7 @@ from proxy.serving.listening import (
     removed_at_the_end,
 )
 from proxy.serving.running import run, served, server
+from proxy.serving.tls import tls_context
 
 __all__ = [
     "PORT_IS_SPREAD",
@@ -31,5 +31,5 @@ __all__ = [
     "run",
     "served",
     "server",
-    "tls",
+    "tls_context",
 ]

@@ -4,10 +4,8 @@ import ssl
 
 from proxy.errors import ConfigError
 
-_OUTDATED = {
-    9: "is not valid yet",
-    10: "has expired",
-}  # OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID, …_HAS_EXPIRED
+# By OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED, which Python does not name.
+_OUTDATED = {9: "is not valid yet", 10: "has expired"}
 
 
 def _outdated(context: ssl.SSLContext, certificate: str) -> str | None:
@@ -33,7 +31,7 @@ def _outdated(context: ssl.SSLContext, certificate: str) -> str | None:
     return None
 
 
-def tls(certificate: str, key: str) -> ssl.SSLContext:
+def tls_context(certificate: str, key: str) -> ssl.SSLContext:
     """What is needed to serve TLS (1.2 and up).
 
     Args:
