@@ -63,7 +63,5 @@ def is_ready(url: str, unix_socket: str | None = None) -> tuple[bool, str]:
         connection.close()
     except (OSError, ValueError, http.client.HTTPException) as error:
         return False, f"{asked}: unreachable: {type(error).__name__}"
-    return (
-        status == http.client.OK,
-        f"{asked}: {'ready' if status == http.client.OK else f'answered {status}'}",
-    )
+    said = "ready" if status == http.client.OK else f"answered {status}"
+    return status == http.client.OK, f"{asked}: {said}"
