@@ -6,10 +6,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.load.peers import ask, chat, note, running_upstream
 from tests.proxy_processes import proxy_process
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
@@ -72,31 +72,29 @@ async def p99_s(port: int, request: bytes) -> float:
 
 
 async def test_slow_clients_go_within_their_deadline_and_good_ones_do_not_notice_them(
-    load: Any, tmp_path: Path, pytestconfig: pytest.Config
+    tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     count = 500 if pytestconfig.getoption("--runslow") else 50
     ratios: list[float] = []
     over: list[tuple[float, bytes]] = []
     async with (
-        load.upstream() as upstream,
+        running_upstream() as upstream,
         proxy_process(
             tmp_path, upstream.port, head_timeout_s=DEADLINE_S, body_timeout_s=DEADLINE_S
         ) as running,
     ):
-        await p99_s(running.port, load.chat())  # everything is warm
+        await p99_s(running.port, chat())  # everything is warm
         while not ratios or (min(ratios) > TIMES and len(ratios) < ATTEMPTS):
-            alone_s = await p99_s(running.port, load.chat())
+            alone_s = await p99_s(running.port, chat())
             async with slow_clients(running.port, count) as clients:
-                beside_s = await p99_s(running.port, load.chat())
+                beside_s = await p99_s(running.port, chat())
                 assert not any(client.done() for client in clients)
                 ratios.append(beside_s / alone_s)
                 over += await asyncio.gather(*clients)
-        after = await load.ask(running.port, load.chat(b"connection: close"))
+        after = await ask(running.port, chat(b"connection: close"))
     longest_s = max(took_s for took_s, _ in over)
-    load.note(
-        f"\n{count} slow clients: good p99 is {min(ratios):.2f} times {alone_s * 1000:.1f} ms, all gone"
-    )
-    load.note(f"after {longest_s:.1f} s at most")
+    note(f"\n{count} slow clients: good p99 is {min(ratios):.2f} times {alone_s * 1000:.1f} ms, all gone")
+    note(f"after {longest_s:.1f} s at most")
     assert min(ratios) <= TIMES
     assert longest_s <= DEADLINE_S + LATE_S
     assert min(took_s for took_s, _ in over) >= DEADLINE_S - 0.5

@@ -7,11 +7,11 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.proxy_processes import proxy_process
+from tests.load.peers import ask, chat, note, running_upstream
+from tests.proxy_processes import ProxyProcess, proxy_process
 
 FILES = 256
 CLIENTS = 400
@@ -38,7 +38,7 @@ def outcome(answer: bytes) -> str:
     return f"{status} {json.loads(body)['error']['code']}{' later' if retry else ''}"
 
 
-async def settled(running: Any, most: int) -> None:
+async def settled(running: ProxyProcess, most: int) -> None:
     """Wait until a process has so few files open."""
     async with asyncio.timeout(SETTLE_LIMIT_S):
         while running.open_files > most:  # noqa: ASYNC110 - it is about another process
@@ -46,17 +46,17 @@ async def settled(running: Any, most: int) -> None:
 
 
 async def test_with_no_file_left_clients_are_refused_and_it_neither_spins_nor_stays_so(
-    load: Any, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    closing = load.chat(b"connection: close")
+    closing = chat(b"connection: close")
     async with (
-        load.upstream() as upstream,
+        running_upstream() as upstream,
         proxy_process(tmp_path, upstream.port, prepare=few_files) as running,
     ):
-        assert outcome(await load.ask(running.port, closing)) == "200"
+        assert outcome(await ask(running.port, closing)) == "200"
         before = running.open_files
         upstream.go_on.clear()
-        asking = [asyncio.create_task(load.ask(running.port, closing)) for _ in range(CLIENTS)]
+        asking = [asyncio.create_task(ask(running.port, closing)) for _ in range(CLIENTS)]
         refused = 0
         async with asyncio.timeout(SETTLE_LIMIT_S):
             while refused + upstream.asked - 1 < CLIENTS:
@@ -73,8 +73,8 @@ async def test_with_no_file_left_clients_are_refused_and_it_neither_spins_nor_st
         for _, writer in idle:
             writer.close()
         await settled(running, before + came["200"])  # connections to the upstream are kept
-        after = await asyncio.gather(*(load.ask(running.port, closing) for _ in range(50)))
-    load.note(f"\n{dict(came)} of {CLIENTS} with {FILES} files, {full} open; then {share:.0%} of a core")
+        after = await asyncio.gather(*(ask(running.port, closing) for _ in range(50)))
+    note(f"\n{dict(came)} of {CLIENTS} with {FILES} files, {full} open; then {share:.0%} of a core")
     # How many are served depends on who comes first, clients or connections to the upstream.
     assert {"503 overloaded later", "closed"} <= set(came) <= {"200", "503 overloaded later", "closed"}
     assert full >= FILES * 0.6
@@ -83,36 +83,39 @@ async def test_with_no_file_left_clients_are_refused_and_it_neither_spins_nor_st
     assert "Traceback" not in running.errors.read_text()
 
 
-async def test_it_takes_as_many_files_as_it_may(load: Any, tmp_path: Path) -> None:
+async def test_it_takes_as_many_files_as_it_may(tmp_path: Path) -> None:
     def lower() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, 1_000))
 
-    async with load.upstream() as upstream, proxy_process(tmp_path, upstream.port, prepare=lower) as running:
+    async with (
+        running_upstream() as upstream,
+        proxy_process(tmp_path, upstream.port, prepare=lower) as running,
+    ):
         limits = resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE)
     assert limits == (1_000, 1_000)
 
 
 async def test_requests_beyond_the_places_are_told_soon_to_come_back_and_the_others_are_served(
-    load: Any, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    closing = load.chat(b"connection: close")
+    closing = chat(b"connection: close")
     async with (
-        load.upstream() as upstream,
+        running_upstream() as upstream,
         proxy_process(tmp_path, upstream.port, max_in_flight=PLACES) as running,
     ):
-        await load.ask(running.port, closing)
+        await ask(running.port, closing)
         upstream.go_on.clear()
         began = time.monotonic()
-        asking = [asyncio.create_task(load.ask(running.port, closing)) for _ in range(CLIENTS)]
+        asking = [asyncio.create_task(ask(running.port, closing)) for _ in range(CLIENTS)]
         async with asyncio.timeout(SETTLE_LIMIT_S):
             while sum(task.done() for task in asking) < CLIENTS - PLACES:  # noqa: ASYNC110 - of many tasks
                 await asyncio.sleep(0.01)
         refused_s = time.monotonic() - began
-        alive = outcome(await load.ask(running.port, b"GET /livez HTTP/1.0\r\n\r\n"))
+        alive = outcome(await ask(running.port, b"GET /livez HTTP/1.0\r\n\r\n"))
         upstream.go_on.set()
         came = Counter(outcome(answer) for answer in await asyncio.gather(*asking))
-        after = await asyncio.gather(*(load.ask(running.port, closing) for _ in range(PLACES)))
-    load.note(f"\n{dict(came)} of {CLIENTS} with {PLACES} places, all refused within {refused_s:.2f} s")
+        after = await asyncio.gather(*(ask(running.port, closing) for _ in range(PLACES)))
+    note(f"\n{dict(came)} of {CLIENTS} with {PLACES} places, all refused within {refused_s:.2f} s")
     assert came == {"200": PLACES, "503 overloaded later": CLIENTS - PLACES}
     assert upstream.asked == 1 + 2 * PLACES
     assert refused_s <= 3

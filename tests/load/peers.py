@@ -1,12 +1,10 @@
-"""A proxy as a process, an upstream beside it, and clients on raw sockets."""
+"""An upstream that answers once it may, and clients on raw sockets."""
 
 import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-
-import pytest
 
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -51,42 +49,35 @@ class Upstream:
             writer.close()
 
 
-class Load:
-    """What tests need, without an import between test files."""
-
-    chat = staticmethod(chat)
-
-    @asynccontextmanager
-    async def upstream(self) -> AsyncIterator[Upstream]:
-        upstream = Upstream()
-        upstream.go_on.set()
-        server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0, backlog=1_024)
-        upstream.port = server.sockets[0].getsockname()[1]
-        try:
-            yield upstream
-        finally:
-            server.close()
-
-    async def ask(self, port: int, request: bytes, limit_s: float = 20.0) -> bytes:
-        """Whatever comes until the connection ends; empty where it was refused or reset."""
-        try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        except ConnectionError:
-            return b""
-        try:
-            writer.write(request)
-            async with asyncio.timeout(limit_s):
-                return await reader.read()
-        except ConnectionError:
-            return b""
-        finally:
-            writer.close()
-
-    def note(self, text: str) -> None:
-        """Say what was measured; pytest shows it with `-s`."""
-        print(text)  # noqa: T201 - a test's figures are for people
+@asynccontextmanager
+async def running_upstream() -> AsyncIterator[Upstream]:
+    """An upstream that listens, and may answer."""
+    upstream = Upstream()
+    upstream.go_on.set()
+    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0, backlog=1_024)
+    upstream.port = server.sockets[0].getsockname()[1]
+    try:
+        yield upstream
+    finally:
+        server.close()
 
 
-@pytest.fixture
-def load() -> Load:
-    return Load()
+async def ask(port: int, request: bytes, limit_s: float = 20.0) -> bytes:
+    """Whatever comes until the connection ends; empty where it was refused or reset."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionError:
+        return b""
+    try:
+        writer.write(request)
+        async with asyncio.timeout(limit_s):
+            return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+def note(text: str) -> None:
+    """Say what was measured; pytest shows it with `-s`."""
+    print(text)  # noqa: T201 - a test's figures are for people
