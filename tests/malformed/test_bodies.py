@@ -168,19 +168,24 @@ def wrongs(body: bytes, answer: tuple[int, bytes, bytes], went: list[bytes]) -> 
     return ""
 
 
+def examples(number: int) -> settings:
+    """So many, the same each time, however long they take."""
+    return settings(
+        max_examples=number,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
 def test_no_body_is_a_fault_of_ours_or_goes_on_changed_without_a_compaction(
     proxy: Any, pytestconfig: pytest.Config
 ) -> None:
     n = 6_000 if pytestconfig.getoption("--runslow") else 600
     case = 0
 
-    @settings(
-        max_examples=n,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
+    @examples(n)
     @given(bodies(), WAYS, st.sampled_from([b"a", b"b", b"\xff", b""]))
     def tried(body: bytes, way: tuple[bytes, ...], session: bytes) -> None:
         nonlocal case
@@ -207,13 +212,7 @@ def test_no_path_header_of_ours_or_noise_is_a_fault_of_ours(proxy: Any, pytestco
     )
     paths = st.lists(segments, max_size=4).map(lambda each: "/" + "/".join([*each, "chat/completions"]))
 
-    @settings(
-        max_examples=n,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
+    @examples(n)
     @given(st.binary(max_size=200), paths, st.lists(st.tuples(names, line), max_size=4))
     def tried(body: bytes, path: str, fields: list[tuple[bytes, bytes]]) -> None:
         nonlocal tried_of
