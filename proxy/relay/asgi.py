@@ -56,7 +56,7 @@ class Dispatcher:
     async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             first = first_values(scope["headers"])
-            self.clients.admit(first)
+            scope["headers"] = self.clients.admit(scope["headers"], first)
             if HOP_HEADER in first:
                 refuse_loop(scope["headers"], self.hop)
             if b"upgrade" in first:

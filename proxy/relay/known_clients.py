@@ -14,7 +14,7 @@ from secrets import token_bytes
 from proxy.authority import authority
 from proxy.config.checks import is_loopback
 from proxy.errors import RequestRefused
-from proxy.relay.headers import CREDENTIALS
+from proxy.relay.headers import CREDENTIALS, Headers
 
 _KEY_BYTES = 32
 _BEARER = b"bearer "
@@ -44,19 +44,35 @@ class KnownClients:
         self._secret = token_bytes(_KEY_BYTES)
         self._digests = frozenset(self._digest(key.encode()) for key in keys)
 
-    def admit(self, first: Mapping[bytes, bytes]) -> None:
-        """Let a request pass; `first` are the first values of its fields (`headers.first_values`).
+    def admit(self, headers: Headers, first: Mapping[bytes, bytes]) -> Headers:
+        """Let a request pass.
+
+        Args:
+            headers: Its fields, names in lower case.
+            first: The first value of each (`headers.first_values`).
+
+        Returns:
+            Its fields. Where keys are named they show the one that lets it in, always alike, and no other
+            credential: who knows one key is one tenant, and cannot be many by what else it shows.
 
         Raises:
             RequestRefused: 401, it shows no key, or none that is known; 403, a web page of another machine
                 has sent it.
         """
         if self._digests:
-            shown = {_key(first[name]) for name in CREDENTIALS.intersection(first)}
-            if self._digests.isdisjoint(map(self._digest, shown)):
-                raise RequestRefused(401, "Show a key that this proxy knows.", "invalid_api_key")
-        elif self._pays:
+            key = self._known_key(first)
+            others = [field for field in headers if field[0] not in CREDENTIALS]
+            return [*others, (b"authorization", b"Bearer " + key)]
+        if self._pays:
             self._refuse_pages(first)
+        return headers
+
+    def _known_key(self, first: Mapping[bytes, bytes]) -> bytes:
+        for name in sorted(CREDENTIALS.intersection(first)):
+            key = _key(first[name])
+            if self._digest(key) in self._digests:
+                return key
+        raise RequestRefused(401, "Show a key that this proxy knows.", "invalid_api_key")
 
     def _refuse_pages(self, first: Mapping[bytes, bytes]) -> None:
         if b"origin" in first and not _is_of_this_machine(first[b"origin"]):

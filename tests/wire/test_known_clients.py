@@ -90,6 +90,28 @@ async def test_clients_with_keys_of_their_own_are_tenants_of_their_own(wire: Any
     assert ids[0] == ids[2] != ids[1]
 
 
+async def test_a_client_is_the_same_tenant_however_it_shows_its_key_and_whatever_else(wire: Any) -> None:
+    shown = [
+        ["authorization: Bearer ck-one"],
+        ["authorization: bearer   ck-one"],
+        ["authorization: ck-one"],
+        ["x-api-key: ck-one"],
+        ["authorization: Bearer ck-one", "x-api-key: invented"],
+        ["api-key: invented", "authorization: Bearer ck-one", "authorization: Bearer invented"],
+    ]
+    others = ("x-session-id: s", "x-compaction-trigger-tokens: 100000")
+    async with (
+        wire.running_upstream(answer) as upstream,
+        wire.running_proxy(upstream.port, **KNOWN) as port,
+    ):
+        replies = [
+            await wire.ask(port, wire.post("/v1/chat/completions", wire.chat_body(), *keys, *others))
+            for keys in shown
+        ]
+    assert len({wire.status_of_ours(reply)["session"] for reply in replies}) == 1
+    assert b"invented" not in b"".join(held for seen in upstream.seen for _, held in seen.fields)
+
+
 PAGES = [
     "https://evil.example",
     "http://127.0.0.1.evil.example",
@@ -161,14 +183,19 @@ async def test_a_page_whose_name_was_pointed_at_this_machine_reads_nothing(wire:
     assert [reply.body for reply in served] == [b"ok"] * len(NAMES)
 
 
+def admitted(clients: KnownClients, *fields: tuple[bytes, bytes]) -> bool:
+    """Whether a request with these fields passes, and as it is."""
+    return clients.admit(list(fields), dict(fields)) == list(fields)
+
+
 def test_on_an_address_that_others_reach_the_proxy_may_have_any_name() -> None:
-    KnownClients((), pays=True).admit({b"host": b"llm.example.com"})
+    assert admitted(KnownClients((), pays=True), (b"host", b"llm.example.com"))
 
 
 @pytest.mark.parametrize("origin", OURS)
 def test_pages_of_this_machine_and_programs_can(origin: str) -> None:
-    KnownClients((), pays=True).admit({b"origin": origin.encode()})
+    assert admitted(KnownClients((), pays=True), (b"origin", origin.encode()))
 
 
 def test_where_no_keys_are_named_everybody_is_served() -> None:
-    KnownClients(()).admit({})
+    assert admitted(KnownClients(()), (b"origin", b"https://evil.example"))
