@@ -16,7 +16,13 @@ from proxy.adapters.character_counter import CharacterCounter
 from proxy.adapters.discovery import HttpDiscovery
 from proxy.adapters.engine_transport import EngineTransport
 from proxy.adapters.outgoing_proxy import environment_proxies
-from proxy.adapters.store_url import installation_secret, is_shared, open_store, shared_secret
+from proxy.adapters.store_url import (
+    SECRET_UNAVAILABLE,
+    installation_secret,
+    is_shared,
+    open_store,
+    shared_secret,
+)
 from proxy.adapters.summary_model import HttpSummaryModel
 from proxy.adapters.tiktoken_counter import TiktokenCounter
 from proxy.adapters.toktok_counter import ToktokCounter
@@ -119,12 +125,14 @@ class Secret:
     """The key of the digests that tell tenants apart: configured, this installation's, or the shared store's.
 
     Replicas on one store must have the same. Until the store answers each has its own, and what it keeps
-    meanwhile is found by nobody later: a miss, as with any store that is away.
+    meanwhile is found by nobody later: a miss, as with any store that is away. `report` is told of a secret
+    that cannot be used.
     """
 
-    def __init__(self, config: Config, store_url: str, store: Store) -> None:
+    def __init__(self, config: Config, store_url: str, store: Store, report: Seldom) -> None:
         configured = config.server.secret.get_secret_value()
-        self.value = configured.encode() or installation_secret(store_url, _store_failed)
+        self.value = configured.encode() or installation_secret(store_url, report)
+        self._report = report
         self._store = None if configured or not is_shared(store_url) else store
 
     async def agree(self) -> bool:
@@ -133,7 +141,11 @@ class Secret:
             return True
         try:
             self.value = await within(SECRET_DEADLINE_S, shared_secret(self._store, self.value))
-        except (StoreUnavailable, TimeoutError, OSError):
+        except StoreUnavailable as error:
+            if error.reason == SECRET_UNAVAILABLE:  # of a store that is away the records tell
+                self._report(error)
+            return False
+        except (TimeoutError, OSError):
             return False
         return True
 
@@ -155,7 +167,8 @@ class _Parts:
         check_instructions(config)
         store_url = config.store.url or "memory://"
         self.store = store or opened_store(config, store_url)
-        self.records = Records(self.store, Seldom(_store_failed))
+        report = Seldom(_store_failed)
+        self.records = Records(self.store, report)
         self.engine = opened_engine(config)
         self.transport = EngineTransport(self.engine)
         self.counter = ToktokCounter(TiktokenCounter(_tokenizer_failed), _tokenizer_failed)
@@ -173,7 +186,7 @@ class _Parts:
         summarising = Summarising(HttpSummaryModel(self.transport), self.reading)
         self.making = Making(summarising, self.records, self.index, self.history, self.reading)
         self.rounds = Rounds(self.making, self.history)
-        self.secret = Secret(config, store_url, self.store)
+        self.secret = Secret(config, store_url, self.store, report)
         self.ready = False
 
     @asynccontextmanager
@@ -216,7 +229,7 @@ class _Parts:
 
     def observing(self) -> Observing:
         """What learns from answers."""
-        return Observing(self.learning, self.anchors, self.effects, self.history, self.wishing)
+        return Observing(self.learning, self.anchors, self.effects, self.history)
 
     def admin(self, config: Config) -> ASGIApp:
         """What answers our own paths."""

@@ -83,8 +83,9 @@ class Compactor:
         What it pins is kept by then: the next request may come before this one has been observed.
         """
         if ask.mode is Mode.BYPASS:
-            return Fit(ask.body.raw, 0, Report(Status.BYPASSED, ask.conversation))
-        fit = await self._failing_open(ask, self._fitted(ask))
+            fit = Fit(ask.body.raw, 0, Report(Status.BYPASSED, ask.conversation))
+        else:
+            fit = await self._failing_open(ask, self._fitted(ask))
         await self._viewer.pin(ask, fit.report.conversation or ask.conversation)
         return fit
 

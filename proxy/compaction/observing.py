@@ -14,7 +14,6 @@ from proxy.dialects.chat import Mentioned
 from proxy.dialects.usage import Usage
 from proxy.history import History
 from proxy.learning import Learning
-from proxy.wishes import Wishing
 
 
 class Observing:
@@ -25,7 +24,6 @@ class Observing:
         anchors: What was counted of conversations.
         effects: Whether rounds do any good.
         history: What happened to conversations.
-        wishing: What people have asked of conversations.
         now: Seconds since the epoch, for events.
     """
 
@@ -35,7 +33,6 @@ class Observing:
         anchors: Anchors,
         effects: Effects,
         history: History,
-        wishing: Wishing,
         *,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -43,15 +40,10 @@ class Observing:
         self._anchors = anchors
         self._effects = effects
         self._history = history
-        self._wishing = wishing
         self._now = now
 
     async def observe(self, ask: Ask, fit: Fit, usage: Usage | None) -> None:
         """Take note of one answered request."""
-        named = fit.report.conversation or ask.conversation
-        if named is not None:
-            for pin in ask.pins:
-                await self._wishing.pin(ask.tenant, named, pin)
         if usage is None or not fit.estimate:
             return
         footing = fit.footing

@@ -190,7 +190,7 @@ async def bench(
     viewer = Viewer(reading, records, index, learning, anchors, wishing)
     ordering = Ordering(instructions, lambda tenant, prefix: minted(b"secret", tenant, prefix), TTL_S)
     replacing = Replacing(viewer, rounds, making, reading, wishing, effects, ordering)
-    observing = Observing(learning, anchors, effects, history, wishing)
+    observing = Observing(learning, anchors, effects, history)
     yield Bench(
         compactor=Compactor(viewer, replacing, reading, learning),
         rounds=rounds,

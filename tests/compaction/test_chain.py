@@ -126,6 +126,8 @@ async def test_a_pin_is_kept_before_its_request_goes_on() -> None:
         minted = forced.report.conversation
         assert minted is not None
         assert (await made.wishing.of("t", minted)).pins == ("The key is k9.",)
+        await made.fit(talk(6), pins=("Past us, too.",), mode=Mode.BYPASS, conversation="c_2")
+        assert (await made.wishing.of("t", "c_2")).pins == ("Past us, too.",)
 
 
 async def test_an_undone_round_is_not_applied_and_none_is_made_until_the_hard_mark() -> None:
