@@ -65,7 +65,7 @@ from proxy.relay.known_clients import KnownClients
 from proxy.steering import Steering
 from proxy.storage.deadline import within
 from proxy.storage.records import Records
-from proxy.storage.seldom import Seldom
+from proxy.storage.throttle import Throttled
 from proxy.wishes import Wishing
 
 # By name: the library of the one that is not chosen would take 8 MB.
@@ -129,7 +129,7 @@ class Secret:
     that cannot be used.
     """
 
-    def __init__(self, config: Config, store_url: str, store: Store, report: Seldom) -> None:
+    def __init__(self, config: Config, store_url: str, store: Store, report: Throttled) -> None:
         configured = config.server.secret.get_secret_value()
         self.value = configured.encode() or installation_secret(store_url, report)
         self._report = report
@@ -167,7 +167,7 @@ class _Parts:
         check_instructions(config)
         store_url = config.store.url or "memory://"
         self.store = store or opened_store(config, store_url)
-        report = Seldom(_store_failed)
+        report = Throttled(_store_failed)
         self.records = Records(self.store, report)
         self.engine = opened_engine(config)
         self.transport = EngineTransport(self.engine)

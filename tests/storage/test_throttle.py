@@ -1,18 +1,18 @@
 """A store that fails for hours is told of once a minute, and nothing that was left out is lost count of."""
 
 from proxy.errors import StoreUnavailable
-from proxy.storage.seldom import Seldom
+from proxy.storage.throttle import Throttled
 
 
 def test_the_first_of_each_reason_is_told_at_once_and_the_rest_once_a_minute_with_their_number() -> None:
     time, told = [0.5], []
-    seldom = Seldom(
+    throttled = Throttled(
         lambda error, suppressed: told.append((time[0], error.reason, suppressed)), clock=lambda: time[0]
     )
     for _ in range(1_200):  # ten a second for two minutes
-        seldom(StoreUnavailable("store-full"))
+        throttled(StoreUnavailable("store-full"))
         if time[0] < 1.0:
-            seldom(StoreUnavailable("store-resting"))
+            throttled(StoreUnavailable("store-resting"))
         time[0] = round(time[0] + 0.1, 1)
 
     assert told == [(0.5, "store-full", 0), (0.5, "store-resting", 0), (60.5, "store-full", 599)]

@@ -8,7 +8,7 @@ from proxy.errors import StoreUnavailable
 AGAIN_AFTER_S = 60.0
 
 
-class Seldom:
+class Throttled:
     """Tells of a failure at once, and of more for the same reason once a minute at most.
 
     Args:
