@@ -106,7 +106,7 @@ class Anchors:
         """Write what waits, and take over what other replicas have written of the same conversations."""
         async with self._writing:
             for key in list(self._unwritten):
-                if not self._records.healthy:
+                if not self._records.in_use:
                     return  # the rest waits until the store is back
                 with self._records.outdated.beginning():
                     await self._write(key)

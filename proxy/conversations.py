@@ -98,7 +98,7 @@ class Conversations:
         """Write what waits."""
         async with self._writing:
             for key in list(self._waiting):
-                if not self._records.healthy:
+                if not self._records.in_use:
                     return  # the rest waits until the store is back
                 with self._records.outdated.beginning():
                     await self._write(key)

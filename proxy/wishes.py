@@ -234,7 +234,7 @@ class Wishing:
             known = await self._read(key)
             wishes = change(known)
             if wishes == known and not renew:
-                return wishes, self._records.healthy
+                return wishes, self._records.in_use
             saved = await self._records.keep(key, _to_fields(wishes), ttl_s=self._ttl_s)
             return self._hold(key, wishes), saved
 

@@ -134,7 +134,7 @@ async def test_what_waits_while_the_store_is_away_is_written_when_it_is_back() -
     conversations.note(TENANT, "c_1", "m", 1, USED)
     await conversations.flush()
     store.fault = OSError("gone")
-    while records.healthy:
+    while records.in_use:
         await records.find(["v1:{x}:y"])
     for _ in range(3):
         conversations.note(TENANT, "c_1", "m", 1, USED)
@@ -142,7 +142,7 @@ async def test_what_waits_while_the_store_is_away_is_written_when_it_is_back() -
         await conversations.flush()
     store.fault = None
     assert ((await kept(store))["requests"], await kept(store, "c_2")) == (1, None)
-    await eventually(lambda: records.healthy)
+    await eventually(lambda: records.in_use)
     await conversations.flush()
     assert [(await kept(store, name))["requests"] for name in ("c_1", "c_2")] == [4, 3]
     await records.close()

@@ -54,15 +54,15 @@ class Reach:
         self._breaker = Breaker(clock)
         self._slots = asyncio.Semaphore(CALLS_AT_ONCE)
         self._probe: asyncio.Task[None] | None = None
-        self._answering = True
+        self._reachable = True
 
     @property
-    def answers(self) -> bool:
+    def reachable(self) -> bool:
         """Whether the last call or probe got an answer, though it may have been a refusal to write."""
-        return self._answering
+        return self._reachable
 
     @property
-    def healthy(self) -> bool:
+    def in_use(self) -> bool:
         """Whether the store is in use; False while it is left alone."""
         return self._breaker.closed
 
@@ -105,11 +105,11 @@ class Reach:
 
     def _succeeded(self) -> None:
         self._breaker.succeeded()
-        self._answering = True
+        self._reachable = True
 
     def _failed(self, *, timed_out: bool = False) -> None:
         self._breaker.failed(timed_out=timed_out)
-        self._answering = False
+        self._reachable = False
         self._keep_probing()
 
     def _keep_probing(self) -> None:
@@ -118,9 +118,9 @@ class Reach:
 
     async def _probing(self) -> None:
         """Until it answers. One that fails a probe is left alone, however few its calls are."""
-        while not self._answering:
+        while not self._reachable:
             await asyncio.sleep(self._probe_every_s)
-            if self._answering:  # to a call, meanwhile
+            if self._reachable:  # to a call, meanwhile
                 return
             if await self._probed():
                 self._succeeded()

@@ -73,14 +73,14 @@ class Records:
         self.forgetters: list[Callable[[str], None]] = []
 
     @property
-    def healthy(self) -> bool:
+    def in_use(self) -> bool:
         """Whether the store is in use; False while it is left alone."""
-        return self._reach.healthy
+        return self._reach.in_use
 
     @property
-    def answers(self) -> bool:
+    def reachable(self) -> bool:
         """Whether the store answers, were it with a refusal to write; False from a failure until it does."""
-        return self._reach.answers
+        return self._reach.reachable
 
     async def open(self, limit_s: float = OPEN_LIMIT_S) -> bool:
         """Let the store open its file or connections, within `limit_s` seconds. Whether that worked."""

@@ -83,7 +83,7 @@ async def test_a_late_summary_changes_no_byte_until_the_next_round_and_then_take
     assert second.report.round in {2, 3}
     assert "the steps so far are done" in kept[2]
     assert "Where it stopped" not in kept[2]
-    assert made.records.healthy
+    assert made.records.in_use
 
 
 async def test_work_ahead_of_need_builds_on_the_late_summary_too() -> None:

@@ -101,7 +101,7 @@ async def test_a_server_that_still_loads_is_left_alone_until_it_is_done(tmp_path
             )  # fmt: skip
             await eventually(partial(is_loading, server.port))
             costs = [await use(records, f"{{t}}during{n}") for n in range(50)]
-            assert not records.healthy
+            assert not records.in_use
             server.await_answer()
             await until_back(records, "{t}after")
             assert await records.find(["{t}199"]) == [{"text": "199" * 300}]

@@ -50,7 +50,7 @@ async def test_a_new_master_is_used_within_a_second_and_has_what_was_stored(
     await promoted(sentinels.replica)
     start = time.perf_counter()
     async with asyncio.timeout(FAILOVER_LIMIT_S):
-        while not records.healthy:  # noqa: ASYNC110 - nobody is told
+        while not records.in_use:  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0.005)
 
     assert sum(costs) < 0.3 * SLACK

@@ -69,12 +69,12 @@ class Scene:
         assert sum(costs) < first_s * SLACK
         resting = sorted([await self.use() for _ in range(100)])
         assert resting[50] < RESTING_CALL_S
-        assert not self.records.healthy
+        assert not self.records.in_use
 
     async def is_back(self) -> None:
         """The store is in use again soon after now."""
         start = time.perf_counter()
-        while not self.records.healthy:  # noqa: ASYNC110 - nobody is told
+        while not self.records.in_use:  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0.005)
         assert time.perf_counter() - start < BACK_AFTER_S * SLACK
         assert await self.is_kept()

@@ -220,7 +220,7 @@ async def test_what_is_not_ours_to_read_is_absent_and_stays(value: bytes) -> Non
     assert not await scene.records.keep("k", {"n": 1}, ttl_s=DAY_S)
     assert await scene.store.read(["k"]) == [value]
     assert scene.told == ["store-unreadable", "store-unreadable"]
-    assert scene.records.healthy
+    assert scene.records.in_use
 
 
 async def test_a_key_taken_by_a_newer_version_leaves_us_with_our_own() -> None:
@@ -261,7 +261,7 @@ async def test_with_a_store_that_always_fails_its_own_records_are_used(trouble: 
     for _ in range(50):
         assert await everything(scene.records) == WITHOUT_STORE
 
-    assert not scene.records.healthy
+    assert not scene.records.in_use
     assert len(scene.store.calls) <= 3
 
 
@@ -276,7 +276,7 @@ async def test_with_a_store_that_hangs_its_own_records_are_used_after_one_deadli
     assert 0.25 <= time.monotonic() - start < 2.5
     await asyncio.sleep(0)
     assert scene.store.calls == ["commit"]
-    assert (scene.store.waiting, scene.records.healthy) == (0, False)
+    assert (scene.store.waiting, scene.records.in_use) == (0, False)
 
 
 async def test_a_hung_store_holds_a_few_calls_and_the_rest_fail_with_them() -> None:
@@ -293,7 +293,7 @@ async def test_a_hung_store_holds_a_few_calls_and_the_rest_fail_with_them() -> N
 
 async def recovered(records: Records) -> None:
     async with asyncio.timeout(10):
-        while not records.healthy:  # noqa: ASYNC110 - nobody is told when it recovers
+        while not records.in_use:  # noqa: ASYNC110 - nobody is told when it recovers
             await asyncio.sleep(0.001)
 
 
@@ -325,7 +325,7 @@ async def test_a_store_that_is_away_is_probed_without_anyone_waiting_or_being_to
         while len(scene.store.calls) < 5:  # noqa: ASYNC110 - the store is a double
             await asyncio.sleep(0.001)
 
-    assert (scene.records.healthy, scene.told) == (False, ["away"] * 3)
+    assert (scene.records.in_use, scene.told) == (False, ["away"] * 3)
     with suppress(StoreUnavailable):
         await scene.records.close()
     scene.store.calls.clear()
@@ -397,7 +397,7 @@ async def test_a_record_too_large_to_be_kept_is_used_once_and_does_not_open_the_
     assert await scene.records.save("k", large, ttl_s=DAY_S) == large
     assert await scene.records.keep("k", large, ttl_s=DAY_S) is False
     assert (scene.store.calls, scene.told) == ([], ["record-unfit", "record-unfit"])
-    assert scene.records.healthy
+    assert scene.records.in_use
 
 
 async def test_a_client_that_leaves_during_a_call_is_no_failure_of_the_store() -> None:
@@ -411,7 +411,7 @@ async def test_a_client_that_leaves_during_a_call_is_no_failure_of_the_store() -
         await finding
     await asyncio.sleep(0)
 
-    assert (scene.records.healthy, scene.store.waiting) == (True, 0)
+    assert (scene.records.in_use, scene.store.waiting) == (True, 0)
 
 
 async def test_an_answer_that_came_while_the_event_loop_was_busy_counts() -> None:
@@ -453,7 +453,7 @@ async def test_opening_gives_the_store_the_time_it_needs() -> None:
     scene.store.read = slow  # type: ignore[method-assign]
 
     assert await scene.records.open(limit_s=10)
-    assert scene.records.healthy
+    assert scene.records.in_use
 
 
 async def test_opening_a_store_that_hangs_is_reported_and_given_up() -> None:
@@ -461,7 +461,7 @@ async def test_opening_a_store_that_hangs_is_reported_and_given_up() -> None:
     scene.store.hangs = True
 
     assert not await scene.records.open(limit_s=0.01)
-    assert (scene.records.healthy, scene.told) == (False, ["store-timeout"])
+    assert (scene.records.in_use, scene.told) == (False, ["store-timeout"])
 
 
 async def test_a_store_that_answers_nothing_is_said_not_to_and_left_alone_however_seldom_it_is_asked() -> (
@@ -469,16 +469,16 @@ async def test_a_store_that_answers_nothing_is_said_not_to_and_left_alone_howeve
 ):
     scene = Scene(probe_every_s=0.01)
     scene.store.trouble = StoreUnavailable("store-unwritable")
-    assert scene.records.answers
+    assert scene.records.reachable
     assert not await scene.records.open()
-    at_once = scene.records.answers
+    at_once = scene.records.reachable
     async with asyncio.timeout(10):
-        while scene.records.healthy:  # noqa: ASYNC110 - nobody is told
+        while scene.records.in_use:  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0.001)
     scene.store.trouble = None
     await recovered(scene.records)
 
-    assert (at_once, scene.records.answers, scene.told) == (False, True, ["store-unwritable"])
+    assert (at_once, scene.records.reachable, scene.told) == (False, True, ["store-unwritable"])
     await scene.records.close()
 
 
@@ -499,7 +499,7 @@ async def test_a_store_that_refuses_to_write_answers() -> None:
     scene = Scene()
     scene.store.trouble = StoreUnavailable("store-full")
     assert not await scene.records.append("log", {}, ttl_s=DAY_S, keep=3)
-    assert scene.records.answers
+    assert scene.records.reachable
 
 
 async def test_closing_closes_the_store() -> None:
