@@ -169,7 +169,7 @@ class _Parent:
     signals: tuple[Connection, Connection] = field(default_factory=lambda: _spawn.Pipe(duplex=False))
 
     def run(self, started: Callable[[], None]) -> None:
-        """Run until told to end and all have ended; `started` is called when all are up."""
+        """Run until told to end and all have ended; `started` is called if all are up before that."""
         while self._lives():
             self._replace()
             ready = wait(self._watched(), self._timeout_s())
@@ -180,7 +180,7 @@ class _Parent:
                 worker.listen()
                 if worker.process is not None and worker.process.sentinel in ready:
                     self._ended(worker, worker.process)
-            if not self.started and all(worker.up for worker in self.workers):
+            if not self.started and self.end_by is None and all(worker.up for worker in self.workers):
                 self.started = True
                 started()
             self._kill_late()
@@ -230,9 +230,8 @@ class _Parent:
                 worker.due = time.monotonic() + MAX_PAUSE_S
                 return
         worker.pipe, theirs = _spawn.Pipe()
-        worker.process = _spawn.Process(
-            target=work, args=(self.config, worker.bound, theirs, worker.number), daemon=True
-        )
+        given = self.config, worker.bound, theirs, worker.number
+        worker.process = _spawn.Process(target=work, args=given, daemon=True)
         worker.up, worker.refusal, worker.due, worker.born = False, "", None, time.monotonic()
         # A process inherits that SIGINT is ignored, and keeps to it until it has a handler of its own.
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -287,13 +286,14 @@ def run_workers(config: Config, started: Callable[[str], None]) -> None:
         raise ConfigError("server.workers: several workers need a store that they can share, not memory://")
     tls_context(server)  # said once, and not by each worker
     bound = _listeners(config)
+    url = serving.base_url(bound[0], scheme(server))  # a worker that ends gives its socket up
     workers = [_Worker(number, held, due=time.monotonic()) for number, held in enumerate(bound, 1)]
     parent = _Parent(config, bound[0].getsockname()[1], workers)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, parent.signalled)
     with serving.removed_at_the_end(bound[0]):
         try:
-            parent.run(lambda: started(serving.base_url(bound[0], scheme(server))))
+            parent.run(lambda: started(url))
         finally:
             for worker in workers:
                 worker.close()  # those still there end by themselves

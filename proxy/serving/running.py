@@ -93,7 +93,12 @@ async def _serve(running: uvicorn.Server, bound: socket.socket) -> None:
 
 
 async def run(running: uvicorn.Server, bound: socket.socket, started: Callable[[], None]) -> None:
-    """Serve on a listening socket until told to end; `started` is called once requests are accepted.
+    """Serve on a listening socket until told to end.
+
+    Args:
+        running: The server.
+        bound: The socket; it is closed in the end.
+        started: Called once requests are accepted; never if it is told to end before that.
 
     Raises:
         ProxyError: The application's lifespan failed to start.
@@ -102,7 +107,7 @@ async def run(running: uvicorn.Server, bound: socket.socket, started: Callable[[
     try:
         while not (running.started or serving.done()):
             await asyncio.wait({serving}, timeout=POLL_S)
-        if running.started:
+        if running.started and not running.should_exit:
             started()
         await serving
     finally:
