@@ -1,7 +1,7 @@
 """The composition root: builds everything from a configuration, and owns its life cycle."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib import import_module
 from pkgutil import resolve_name
@@ -16,13 +16,7 @@ from proxy.adapters.character_counter import CharacterCounter
 from proxy.adapters.discovery import HttpDiscovery
 from proxy.adapters.engine_transport import EngineTransport
 from proxy.adapters.outgoing_proxy import environment_proxies
-from proxy.adapters.store_url import (
-    SECRET_UNAVAILABLE,
-    installation_secret,
-    is_shared,
-    open_store,
-    shared_secret,
-)
+from proxy.adapters.store_url import NO_SECRET, installation_secret, is_shared, open_store, shared_secret
 from proxy.adapters.summary_model import HttpSummaryModel
 from proxy.adapters.tiktoken_counter import TiktokenCounter
 from proxy.adapters.toktok_counter import ToktokCounter
@@ -80,6 +74,8 @@ SECRET_RETRY_S = 1.0
 # A store that was emptied has its secret back, or all have its new one, after this long, in seconds.
 SECRET_CHECK_S = 5.0
 
+Report = Callable[[StoreUnavailable], None]
+
 _log = structlog.get_logger()
 
 
@@ -129,7 +125,7 @@ class Secret:
     that cannot be used.
     """
 
-    def __init__(self, config: Config, store_url: str, store: Store, report: Throttled) -> None:
+    def __init__(self, config: Config, store_url: str, store: Store, report: Report = _store_failed) -> None:
         configured = config.server.secret.get_secret_value()
         self.value = configured.encode() or installation_secret(store_url, report)
         self._report = report
@@ -141,11 +137,9 @@ class Secret:
             return True
         try:
             self.value = await within(SECRET_DEADLINE_S, shared_secret(self._store, self.value))
-        except StoreUnavailable as error:
-            if error.reason == SECRET_UNAVAILABLE:  # of a store that is away the records tell
-                self._report(error)
-            return False
-        except (TimeoutError, OSError):
+        except (StoreUnavailable, TimeoutError, OSError) as error:
+            if isinstance(error, StoreUnavailable) and error.reason == NO_SECRET:
+                self._report(error)  # of a store that is away the records tell
             return False
         return True
 

@@ -23,6 +23,8 @@ SECRET_BYTES = 32
 _REDIS = "proxy.adapters.redis_store:RedisStore"  # by name: its library takes 6 MB
 SECRET_KEY = "v1:secret"  # noqa: S105 - where it is, not what it is
 """In a shared store; the only key outside any scope."""
+NO_SECRET = "secret-unavailable"  # noqa: S105 - a reason
+"""The reason where there is a secret, or a place for one, that cannot be used."""
 
 
 def is_shared(url: str) -> bool:
@@ -87,9 +89,9 @@ def installation_secret(url: str, report: Callable[[StoreUnavailable], None]) ->
             _make(path)
         return _parsed(path.read_text(encoding="ascii"))
     except OSError as error:
-        report(StoreUnavailable("secret-unavailable", error.strerror or "the secret's file cannot be used"))
+        report(StoreUnavailable(NO_SECRET, error.strerror or "the secret's file cannot be used"))
     except ValueError:
-        report(StoreUnavailable("secret-unavailable", "the secret's file is damaged"))
+        report(StoreUnavailable(NO_SECRET, "the secret's file is damaged"))
     return secrets.token_bytes(SECRET_BYTES)
 
 
@@ -103,7 +105,7 @@ async def shared_secret(store: Store, ours: bytes) -> bytes:
     """
     standing = await store.commit(Record(SECRET_KEY, ours, math.inf))
     if standing is None or len(standing) != SECRET_BYTES:
-        raise StoreUnavailable("secret-unavailable", "the store holds something else in its place")
+        raise StoreUnavailable(NO_SECRET, "the store holds something else in its place")
     return standing
 
 
