@@ -208,7 +208,7 @@ class _Parts:
 
     def readiness(self) -> Readiness:
         """Whether requests can be served, and how the store is."""
-        return Readiness(self.ready, "ok" if self.records.answers else "down", __version__)
+        return Readiness(self.ready, "ok" if self.records.reachable else "down", __version__)
 
     def compactor(self, config: Config) -> Compactor:
         """The use case over these parts."""
