@@ -87,7 +87,7 @@ def installation_secret(url: str, report: Callable[[StoreUnavailable], None]) ->
     try:
         if not path.exists():
             _make(path)
-        return _parsed(path.read_text(encoding="ascii"))
+        return _standing(path)
     except OSError as error:
         report(StoreUnavailable(NO_SECRET, error.strerror or "the secret's file cannot be used"))
     except ValueError:
@@ -109,8 +109,9 @@ async def shared_secret(store: Store, ours: bytes) -> bytes:
     return standing
 
 
-def _parsed(text: str) -> bytes:
-    secret = bytes.fromhex(text)
+def _standing(path: Path) -> bytes:
+    """The secret in a file; ValueError if it holds none. A pipe is not opened: that waits for a writer."""
+    secret = bytes.fromhex(path.read_text(encoding="ascii")) if path.is_file() else b""
     if len(secret) != SECRET_BYTES:
         raise ValueError
     return secret

@@ -1,5 +1,7 @@
 import asyncio
+import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -111,6 +113,18 @@ def test_a_damaged_secret_is_reported_and_left_alone(tmp_path: Path, damage: str
     assert len(secret) == 32
     assert [error.reason for error in told] == ["secret-unavailable"]
     assert path.read_text() == damage
+
+
+def test_a_pipe_in_the_secrets_place_is_reported_and_not_waited_for(tmp_path: Path) -> None:
+    script = (
+        "from proxy.adapters.store_url import installation_secret\n"
+        f"installation_secret('sqlite:///{tmp_path}/state.db', lambda error: print(error.reason))"
+    )
+    os.mkfifo(tmp_path / "state.db.secret")
+
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=20)
+
+    assert run.stdout == b"secret-unavailable\n"
 
 
 def test_a_secret_that_cannot_be_kept_lives_as_long_as_the_process(tmp_path: Path) -> None:
