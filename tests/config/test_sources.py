@@ -298,6 +298,8 @@ FIELDS = "tokens, percent, percent_of_window, messages, turns, iterations"
             "server: {base_path: /a/}",
             "server.base_path: a path starts with / and does not end with it, such as /compaction",
         ),
+        ('server: {unix_socket: ""}', "server.unix_socket: the path must be absolute"),
+        ('server: {unix_socket: "${NO_SUCH_SOCKET:-}"}', "server.unix_socket: the path must be absolute"),
         ("session: {tenant: 'header:'}", "session.tenant: one of credential, none, header:NAME"),
         ("upstream: {base_url: 'https://h:x/'}", "upstream.base_url: not a URL: host or port cannot be read"),
         (
