@@ -7,15 +7,21 @@ from typing import Literal
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.status import HTTP_400_BAD_REQUEST
+from starlette.status import HTTP_400_BAD_REQUEST, HTTP_413_CONTENT_TOO_LARGE
 
+from proxy.admin.bodies import MAX_BODY_BYTES
 from proxy.admin.conversations import Api, install
 from proxy.errors import RequestRefused, openai_error
 
 ALIVE_PATHS = ("/livez", "/health/liveliness", "/health/liveness")
 READY_PATHS = ("/readyz", "/healthz", "/health", "/health/readiness")
 METHODS = ["GET", "HEAD"]
-CODES = {404: "not_found", 405: "method_not_allowed"}
+CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+# What is wrong with a body, where that is the trouble.
+BODIES = {
+    HTTP_400_BAD_REQUEST: "The body cannot be read.",
+    HTTP_413_CONTENT_TOO_LARGE: f"The request body is larger than {MAX_BODY_BYTES} bytes.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +40,11 @@ class Readiness:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """A path of ours that does not exist, or not with this method; or a body that is no text at all."""
+    """A path of ours that does not exist, or not with this method; or a body that is no text or too large."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     headers = error.headers if isinstance(error, HTTPException) else None
-    unread = status == HTTP_400_BAD_REQUEST  # nothing else here is answered with it
     unknown = f"{request.method} {request.url.path} is not something this proxy answers"
-    message = "The body cannot be read." if unread else unknown
+    message = BODIES.get(status, unknown)
     body = openai_error(RequestRefused(status, message, CODES.get(status, "invalid_request")))
     return Response(body, status, headers, "application/json")
 

@@ -11,6 +11,7 @@ from fastapi.security import HTTPBearer
 
 from proxy import __version__
 from proxy.admin.access import Access, Guard
+from proxy.admin.bodies import Bounded
 from proxy.admin.shapes import (
     ArchivedMessage,
     Conversation,
@@ -178,4 +179,5 @@ def install(app: FastAPI, api: Api, base_path: str) -> None:
     app.add_exception_handler(RequestRefused, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(StoreUnavailable, _away)
+    app.add_middleware(Bounded)
     app.add_middleware(Guard, access=api.access, path=f"{base_path}/admin")

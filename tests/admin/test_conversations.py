@@ -378,7 +378,7 @@ async def test_bad_input_is_refused_in_openai_s_shape_and_not_repeated(
     assert "x" * 100 not in answer.text
 
 
-@pytest.mark.parametrize("body", [b'{"text": "\xff"}', b"[" * 100_000])
+@pytest.mark.parametrize("body", [b'{"text": "\xff"}', b"[" * 50_000])
 async def test_a_body_that_cannot_be_read_is_not_called_an_unknown_path(body: bytes) -> None:
     async with two_rounds() as (_, client):
         headers = {"content-type": "application/json"}

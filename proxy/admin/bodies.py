@@ -1,0 +1,37 @@
+"""How much of a request's body is read where the admin API answers."""
+
+from dataclasses import dataclass
+
+from starlette.exceptions import HTTPException
+from starlette.status import HTTP_413_CONTENT_TOO_LARGE
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+# The largest is a pin: 2,000 characters, each of them at most 12 bytes where JSON escapes it.
+MAX_BODY_BYTES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """Refuses with 413 to read more than `MAX_BODY_BYTES` of a body. Pure ASGI.
+
+    Starlette has a limit of its own, whose answer cannot be given OpenAI's shape.
+
+    Attributes:
+        app: What is behind it; turns an HTTPException into an answer.
+    """
+
+    app: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; what is not asked for is not read."""
+        left = MAX_BODY_BYTES
+
+        async def bounded() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise HTTPException(HTTP_413_CONTENT_TOO_LARGE)
+            return message
+
+        await self.app(scope, bounded, send)
