@@ -2,8 +2,12 @@
 
 Whoever serves looks over all connections at least once a second: that is cheaper than a timer for each, and
 exact enough. What a client has been waiting for, such as a place or an answer, is never held against it.
+A client that has left holds its connection for as long, where nothing is taken from the socket: the loop sees
+the end only of what it reads. So who is not read is asked for here.
 """
 
+import select
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -38,14 +42,24 @@ class Deadlines:
 
 
 def sweep(connections: Iterable[object], deadlines: Deadlines, now: float) -> None:
-    """End what is overdue at `now`, on the loop's clock."""
+    """End what is overdue at `now`, on the loop's clock, or left by its client."""
     for connection in list(connections):
         if not isinstance(connection, Connection):
             continue
-        if connection.stuck_s(now) > deadlines.send_s:
+        closing = connection.transport.is_closing()
+        if connection.stuck_s(now) > deadlines.send_s or (not closing and _has_left(connection)):
             connection.transport.abort()
-        elif not connection.transport.is_closing():
+        elif not closing:
             _look_at(connection, deadlines, now)
+
+
+def _has_left(connection: Connection) -> bool:
+    """Whether nothing is taken from a socket, and its end has come (FIN or RST). Only Linux tells."""
+    if not connection.paused or sys.platform != "linux":
+        return False
+    asked = select.poll()
+    asked.register(connection.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    return bool(asked.poll(0))
 
 
 def _look_at(connection: Connection, deadlines: Deadlines, now: float) -> None:
