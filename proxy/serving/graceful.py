@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -116,6 +117,28 @@ class Foreground(uvicorn.Server):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.handle_exit)
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application, and accept connections. A TLS handshake gets as long as a head.
+
+        uvicorn has no setting for that: it is asked to serve no socket, and what it would do is done here.
+        """
+        await super().startup(sockets=[])
+        self.started = False
+        loop, context = asyncio.get_running_loop(), self.config.ssl
+        connection = partial(Connection, self.config, self.server_state, self.lifespan.state)
+        limit_s = None if context is None else self._deadlines.head_s
+        for bound in sockets or []:
+            self.servers.append(
+                await loop.create_server(
+                    connection,
+                    sock=bound,
+                    ssl=context,
+                    backlog=self.config.backlog,
+                    ssl_handshake_timeout=limit_s,
+                )
+            )
+        self.started = True
 
     async def on_tick(self, counter: int) -> bool:
         """Look over the connections now and then. Whether to end."""

@@ -1,6 +1,7 @@
 """The proxy as a process that serves HTTPS."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -77,3 +78,32 @@ def test_a_certificate_of_no_use_is_one_line_and_exit_code_2(workers: str, tmp_p
     environ["COMPACTION_PROXY__SERVER__WORKERS"] = workers
     expired = f"server.tls_certificate: {tmp_path}/TLS_CERTIFICATE has expired\n"
     assert command("serve", tmp_path, **environ) == (2, "", expired)
+
+
+def closed_after_s(clients: list[socket.socket]) -> float:
+    """Seconds until the other side has closed all of them."""
+    begun = time.monotonic()
+    for client in clients:
+        client.settimeout(END_S)
+        with contextlib.suppress(ConnectionError):
+            assert client.recv(1) == b""
+        client.close()
+    return time.monotonic() - begun
+
+
+async def test_a_handshake_that_does_not_come_to_its_end_takes_no_longer_than_a_head(tmp_path: Path) -> None:
+    settings(tmp_path, *self_signed())
+    certificate, key = tmp_path / "TLS_CERTIFICATE", tmp_path / "TLS_KEY"
+    async with proxy_process(
+        tmp_path, 9, tls_certificate=certificate, tls_key=key, head_timeout_s=1
+    ) as running:
+        before = running.open_files
+        clients = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(50)]
+        for client in clients[::2]:
+            client.sendall(b"\x16\x03\x01\x02\x00\x01\x00")  # the beginning of a hello
+        took_s = await asyncio.to_thread(closed_after_s, clients)
+        left = running.open_files - before
+        context = ssl.create_default_context(cafile=certificate)
+        client, said = await asyncio.to_thread(idle, running.port, context)
+        client.close()
+    assert (took_s < 5, left, said[:12]) == (True, 0, b"HTTP/1.1 200")
