@@ -37,8 +37,8 @@ MB = 1024 * 1024
 GROWTH_SHARE, GROWTH_BYTES = 0.05, 10 * MB
 # What the load has left behind must be gone within this, in seconds.
 SETTLED_S = 10.0
-# Before the first tenth conversations are seen for this share of the time, and at least so many seconds.
-WARM_UP_SHARE, LEAST_S = 0.2, 1.0
+# Before the first tenth, what is remembered fills: for this share of the time, and so many seconds at most.
+WARM_UP_SHARE, WARM_UP_S, LEAST_S = 0.5, 60.0, 1.0
 # The least time between two troubles of the store, in seconds.
 REDIS_S = 1.0
 # How many violations are printed.
@@ -130,7 +130,7 @@ async def soak(folder: Path, redis: RedisServer, number: int, seconds: float, se
         stays = await replicas.start()
         await clients.run(1, LEAST_S)
         idle = await stays.held()
-        await clients.run(number, max(LEAST_S, seconds * WARM_UP_SHARE))
+        await clients.run(number, max(LEAST_S, min(WARM_UP_S, seconds * WARM_UP_SHARE)))
         begun_s = time.monotonic()
         await under_load(clients, replicas, stays, number, seconds)
         took_s = time.monotonic() - begun_s

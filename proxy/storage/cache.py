@@ -42,10 +42,13 @@ class Cache:
         size = 2 * size + len(key) + ENTRY_BYTES
         if size > self._max_bytes:
             return
-        self._held[key] = _Held(fields, size, self._clock() + ttl_s)
+        now = self._clock()
+        self._held[key] = _Held(fields, size, now + ttl_s)
         self._bytes += size
-        while self._bytes > self._max_bytes:
-            self._drop(next(iter(self._held)))
+        oldest = next(iter(self._held))
+        while self._bytes > self._max_bytes or (oldest != key and self._held[oldest].expires <= now):
+            self._drop(oldest)
+            oldest = next(iter(self._held))
 
     def forget(self, prefix: str) -> None:
         """Let go of everything whose key begins with `prefix`."""

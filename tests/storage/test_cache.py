@@ -52,6 +52,18 @@ def test_overwriting_counts_once() -> None:
     assert (cache.get("a"), held(cache)) == ({"n": 9}, ["a", "b"])
 
 
+def test_records_whose_time_is_over_take_no_room_though_nobody_asks_for_them() -> None:
+    clock = Clock()
+    cache = Cache(ROOM, clock)
+    cache.put("a", {}, 10, 10)
+    cache.put("b", {}, 10, 10)
+    clock.time += 10
+    cache.put("c", {}, 10, 60)
+    clock.time -= 10
+
+    assert held(cache) == ["c"]
+
+
 def test_a_record_leaves_when_its_time_is_over() -> None:
     clock = Clock()
     cache = Cache(ROOM, clock)
