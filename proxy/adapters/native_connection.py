@@ -147,6 +147,7 @@ class Connection(asyncio.BufferedProtocol):
             self._timer.cancel()
         if self._upload is not None:
             self._upload.stop()
+        self._parser.close()
         if self._made:
             self._transport.abort()
             self._owner.forget(self)

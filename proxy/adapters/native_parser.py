@@ -83,6 +83,10 @@ class AnswerParser:
             return False
         return True
 
+    def close(self) -> None:
+        """Nothing more comes. Parser and callbacks hold each other, and nobody else would part them soon."""
+        self._parser = None
+
     def _made(self) -> HttpResponseParser:
         self._parser = parser = HttpResponseParser(self)
         # What common clients forgive, so do we: odd bytes in values, lines that end in LF.

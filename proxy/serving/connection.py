@@ -100,6 +100,8 @@ class Connection(asyncio.Protocol):
         self.resume_writing()
         if self._departure is not None:
             self._departure()
+        self._parser.close()
+        self._scope, self.cycle, self._active = {}, None, None  # which hold this: the collector comes seldom
 
     def data_received(self, data: bytes) -> None:
         """Read what has arrived."""
@@ -242,11 +244,9 @@ class Connection(asyncio.Protocol):
         Requests of a connection are served one after the other, so there is one who wants to know.
         """
         self._departure = departure
-        if departure is None:
-            return
-        if self._lost:
+        if departure is not None and self._lost:
             self.loop.call_soon(departure)
-        elif not self.waiting:
+        elif departure is not None and not self.waiting:
             self.resume_reading()  # who does not read does not notice
 
     # The server's calls.

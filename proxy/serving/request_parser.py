@@ -138,6 +138,10 @@ class RequestParser:
         over = self._framing_bytes > (HEAD_BYTES if self._heading else FRAMING_BYTES)
         return _HUGE_HEAD if over else None
 
+    def close(self) -> None:
+        """Nothing more comes. Parser and callbacks hold each other, and nobody else would part them soon."""
+        del self._parser, self._receiver
+
     def _parse(self, data: bytes) -> None:
         while True:
             try:
