@@ -187,7 +187,9 @@ async def test_a_replica_that_takes_a_lost_masters_place_is_found_and_has_what_w
         async with records_on(cluster.url, told) as records:
             for name in names:
                 await use(records, name)
-            first.admin.wait(1, 5000)
+            # WAIT would be about writes of its own connection.
+            sent = first.admin.info("replication")["master_repl_offset"]
+            await eventually(lambda: replica.admin.info("replication")["slave_repl_offset"] >= sent)
 
             getattr(first, end)()
             costs = [await use(records, f"{{{n}}}during") for n in range(30)]

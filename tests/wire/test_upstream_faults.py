@@ -214,7 +214,9 @@ async def test_a_byte_that_changes_on_its_way_changes_that_byte_or_ends_the_stre
                 assert (len(reply.body), len(changed) <= 1) == (len(BODY), True)
             else:
                 kinds.add("cut")
-                assert (BODY.startswith(reply.body), offset > HEAD_BYTES) == (True, True)
+                # Where the framing's name has changed, the body is what came, its chunks' sizes among it.
+                came = BODY if offset >= HEAD_BYTES else ANSWER[HEAD_BYTES:]
+                assert came.startswith(reply.body)
     assert kinds == {"refused", "whole", "cut"}
 
 
