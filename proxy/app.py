@@ -242,6 +242,7 @@ def _known_clients(config: Config) -> KnownClients:
         [key.get_secret_value() for key in server.client_keys],
         pays=any(key.get_secret_value() for key in held),
         loopback=server.unix_socket is None and is_loopback(server.host),
+        telling=config.session.tenant == "credential",
     )
 
 

@@ -28,7 +28,8 @@ async def forget(config: Config, credential: Headers, session: Headers | None) -
     try:
         if not await secret.agree():
             raise ProxyError("the store cannot be reached")
-        who = tenant(credential, secret.value, origin(config.upstream.base_url), config.session.tenant)
+        where, mode = origin(config.upstream.base_url), config.session.tenant
+        who = tenant(credential, secret.value, where, mode, known=bool(config.server.client_keys))
         if session is None:
             return await store.delete(tenant_prefix(who))
         named = conversation(session, config.session.headers, secret.value, who)

@@ -126,7 +126,8 @@ class Chat:
         self._secret = secret
         self._reader = Reader(token_bytes(KEY_BYTES))
         session = config.session
-        self._identities = Identities(origin, session.tenant, session.headers)
+        known = bool(config.server.client_keys)
+        self._identities = Identities(origin, session.tenant, session.headers, known=known)
         self._admission = admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -36,6 +36,12 @@ _NOT_SENT_BACK = HOP_BY_HOP | {b"server", b"date"}
 _NAMES_NOTHING = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close", b"upgrade", b""})
 
 
+def key_shown(credential: bytes) -> bytes:
+    """The key in a credential's value, which may have `Bearer` before it."""
+    scheme, _, key = credential.strip().partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else credential.strip()
+
+
 def value(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
     """The first value of a field, or None. `name` is in lower case."""
     for key, held in headers:

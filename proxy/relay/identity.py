@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
-from proxy.relay.headers import CREDENTIALS
+from proxy.relay.headers import CREDENTIALS, key_shown
 
 # Agents that run under one session id each hold a conversation of their own.
 _LANES: Final = {"x-claude-code-session-id": "x-claude-code-agent-id"}
@@ -45,7 +45,9 @@ def origin(url: str) -> str:
     return f"{parts.scheme}://{host}:{port}"
 
 
-def tenant(headers: Sequence[tuple[bytes, bytes]], secret: bytes, origin: str, mode: str) -> str:
+def tenant(
+    headers: Sequence[tuple[bytes, bytes]], secret: bytes, origin: str, mode: str, *, known: bool = False
+) -> str:
     """Whose request it is, as 64 hex digits.
 
     Args:
@@ -54,11 +56,14 @@ def tenant(headers: Sequence[tuple[bytes, bytes]], secret: bytes, origin: str, m
         origin: The upstream's, so that equal keys of two providers stay apart.
         mode: `credential`, `header:NAME` or `none` (`session.tenant`). Where nothing is sent that could tell
             tenants apart, all are one: anonymous.
+        known: Whether the credential is one of `server.client_keys`: it is the same however it is shown.
     """
     kind, _, name = mode.partition(":")
     wanted = CREDENTIALS if kind == "credential" else frozenset({name.lower().encode()})
     # Sorted, because the order of different headers means nothing (RFC 9110 §5.3).
     found = sorted((key.lower(), value) for key, value in headers if key.lower() in wanted and value.strip())
+    if known and kind == "credential":
+        found = [(b"authorization", b"Bearer " + key_shown(value)) for _, value in found]
     source = kind.encode() if found else b"anonymous"
     fields = (field for pair in found for field in pair)
     return _keyed(secret, b"tenant", source, origin.encode(), *fields)
@@ -131,9 +136,11 @@ class Identities:
         origin: The upstream's.
         mode: `session.tenant`.
         names: `session.headers`.
+        known: Whether `server.client_keys` are named.
     """
 
-    def __init__(self, origin: str, mode: str, names: Sequence[str]) -> None:
+    def __init__(self, origin: str, mode: str, names: Sequence[str], *, known: bool = False) -> None:
+        self._known = known
         self._origin = origin
         self._mode = mode
         self._names = tuple(names)
@@ -159,7 +166,7 @@ class Identities:
         return self._remembered(secret, fields) if short else self._who(secret, fields)
 
     def _who(self, secret: bytes, fields: tuple[tuple[bytes, bytes], ...]) -> Who:
-        whose = tenant(fields, secret, self._origin, self._mode)
+        whose = tenant(fields, secret, self._origin, self._mode, known=self._known)
         return Who(whose, conversation(fields, self._names, secret, whose))
 
 

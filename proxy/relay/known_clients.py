@@ -14,10 +14,9 @@ from secrets import token_bytes
 from proxy.authority import authority
 from proxy.config.checks import is_loopback
 from proxy.errors import RequestRefused
-from proxy.relay.headers import CREDENTIALS, Headers
+from proxy.relay.headers import CREDENTIALS, Headers, key_shown
 
 _KEY_BYTES = 32
-_BEARER = b"bearer "
 # Origins of programs that show pages of their own; as Ollama's. Extensions of a browser are not among them,
 # and neither is `null`: any page can have a frame of that origin.
 _PROGRAMS = ("app://", "file://", "tauri://", "vscode-file://", "vscode-webview://")
@@ -34,11 +33,15 @@ class KnownClients:
         keys: Any of them lets in; none: everybody is let in.
         pays: Whether the proxy has a key of its own for a provider.
         loopback: Whether it is reached over a loopback address only. Elsewhere it may have any name.
+        telling: Whether credentials tell tenants apart (`session.tenant`).
     """
 
-    __slots__ = ("_digests", "_loopback", "_pays", "_secret")
+    __slots__ = ("_digests", "_loopback", "_pays", "_secret", "_telling")
 
-    def __init__(self, keys: Iterable[str], *, pays: bool = False, loopback: bool = False) -> None:
+    def __init__(
+        self, keys: Iterable[str], *, pays: bool = False, loopback: bool = False, telling: bool = True
+    ) -> None:
+        self._telling = telling
         self._pays = pays
         self._loopback = loopback
         self._secret = token_bytes(_KEY_BYTES)
@@ -52,26 +55,26 @@ class KnownClients:
             first: The first value of each (`headers.first_values`).
 
         Returns:
-            Its fields. Where keys are named they show the one that lets it in, always alike, and no other
-            credential: who knows one key is one tenant, and cannot be many by what else it shows.
+            Its fields. Where keys are named, and credentials tell tenants apart, they show the one that lets
+            it in and no other: who knows one key cannot be many tenants by what else it shows.
 
         Raises:
             RequestRefused: 401, it shows no key, or none that is known; 403, a web page of another machine
                 has sent it.
         """
         if self._digests:
-            key = self._known_key(first)
+            name = self._known(first)
             others = [field for field in headers if field[0] not in CREDENTIALS]
-            return [*others, (b"authorization", b"Bearer " + key)]
+            return [*others, (name, first[name])] if self._telling else headers
         if self._pays:
             self._refuse_pages(first)
         return headers
 
-    def _known_key(self, first: Mapping[bytes, bytes]) -> bytes:
+    def _known(self, first: Mapping[bytes, bytes]) -> bytes:
+        """The field that shows a key that is known."""
         for name in sorted(CREDENTIALS.intersection(first)):
-            key = _key(first[name])
-            if self._digest(key) in self._digests:
-                return key
+            if self._digest(key_shown(first[name])) in self._digests:
+                return name
         raise RequestRefused(401, "Show a key that this proxy knows.", "invalid_api_key")
 
     def _refuse_pages(self, first: Mapping[bytes, bytes]) -> None:
@@ -86,11 +89,6 @@ class KnownClients:
 
     def _digest(self, key: bytes) -> bytes:
         return hashlib.blake2b(key, digest_size=_KEY_BYTES, key=self._secret).digest()
-
-
-def _key(shown: bytes) -> bytes:
-    """The key in a credential, whatever its scheme."""
-    return shown[len(_BEARER) :].strip() if shown[: len(_BEARER)].lower() == _BEARER else shown.strip()
 
 
 def _text(field: bytes) -> str:

@@ -72,6 +72,14 @@ async def test_a_tenant_is_forgotten_whole_and_nobody_else(tmp_path: Path) -> No
     assert await left(tmp_path / "s.db", keys) == ["b1"]
 
 
+async def test_a_known_client_is_forgotten_however_its_key_is_shown(tmp_path: Path) -> None:
+    config, keys = await stored(tmp_path / "s.db")
+    known = {"server": {"client_keys": ["alice"]}, "upstream": {"api_key": "sk-ours"}}
+    served = Config.model_validate({"store": {"url": config.store.url}, **known})
+    assert await forget(served, [(b"x-api-key", b"alice")], None) == 6
+    assert await left(tmp_path / "s.db", keys) == ["b1"]
+
+
 async def test_a_header_that_names_no_session_is_an_error(tmp_path: Path) -> None:
     config, keys = await stored(tmp_path / "s.db")
     with pytest.raises(ProxyError, match="names no such header"):

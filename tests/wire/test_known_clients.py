@@ -109,7 +109,25 @@ async def test_a_client_is_the_same_tenant_however_it_shows_its_key_and_whatever
             for keys in shown
         ]
     assert len({wire.status_of_ours(reply)["session"] for reply in replies}) == 1
+    assert [dict(seen.fields).get(b"x-api-key") for seen in upstream.seen].count(b"sk-ours") == 1
     assert b"invented" not in b"".join(held for seen in upstream.seen for _, held in seen.fields)
+
+
+async def test_where_another_header_names_tenants_it_does_so_for_known_clients_too(wire: Any) -> None:
+    named = {**KNOWN, "session": {"tenant": "header:x-api-key"}}
+    others = ("authorization: Bearer ck-one", "x-session-id: s", "x-compaction-trigger-tokens: 100000")
+    async with (
+        wire.running_upstream(answer) as upstream,
+        wire.running_proxy(upstream.port, **named) as port,
+    ):
+        replies = [
+            await wire.ask(
+                port, wire.post("/v1/chat/completions", wire.chat_body(), f"x-api-key: {name}", *others)
+            )
+            for name in ("red", "blue", "red")
+        ]
+    red, blue, again = [wire.status_of_ours(reply)["session"] for reply in replies]
+    assert red == again != blue
 
 
 PAGES = [
