@@ -29,7 +29,7 @@ from conversations import GATE_OFF, WINDOW_TOKENS, growing
 from starlette.types import ASGIApp, Message, Scope
 from upstream import whole_answer
 
-from proxy import app, logs
+from proxy import app, logs, parts
 from proxy.cli.foreground import settle
 from proxy.config.model import Config
 from proxy.ports import HttpEngine, HttpRequest
@@ -251,7 +251,7 @@ async def _held(caller: Caller, tokens: int, turns: int, mode: str) -> dict[str,
 
 async def _measured(mode: str, turns: int, lengths: Sequence[int], folder: Path) -> None:
     engine = Engine()
-    app.opened_engine = engine.opened
+    parts.opened_engine = engine.opened
     called = app.create_app(
         Config.model_validate(
             {

@@ -26,6 +26,7 @@ REQUEST_CRASHED = "request.crashed"
 TAP_FAILED = "relay.tap_failed"
 NOT_OBSERVED = "relay.not_observed"
 UPSTREAM_TRUNCATES = "upstream.truncates"
+NOT_ANNOUNCED = "event.not_announced"
 CONVERSATIONS_NOT_WRITTEN = "conversations.not_written"
 
 CREDENTIAL_KEYS = frozenset(

@@ -1,6 +1,6 @@
 """`forget`: deletes what is stored of a tenant, or of one of its conversations."""
 
-from proxy.app import Secret, opened_store
+from proxy.installation import Secret, opened_store
 from proxy.config.model import Config
 from proxy.core.envelope import unpack
 from proxy.core.keys import roots_key, scope_prefix, tenant_key, tenant_prefix

@@ -32,7 +32,6 @@ from proxy.relay.summary_routes import summary_routes
 # How much of an error's body is looked at, in bytes.
 PEEK_BYTES = 65_536
 
-
 USUAL = Control()
 
 

@@ -13,9 +13,10 @@ from structlog.testing import capture_logs
 from proxy.adapters.character_counter import CharacterCounter
 from proxy.adapters.redis_url import parse
 from proxy.adapters.store_url import NO_SECRET, SECRET_KEY
-from proxy.app import SECRET_RETRY_S, create_app
+from proxy.app import create_app
 from proxy.config.model import Config
 from proxy.demo.provider import Settings, create_provider
+from proxy.installation import SECRET_RETRY_S
 from proxy.serving import served
 from tests.redis_servers import RedisServer
 

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from proxy.logs import STORE_FAILED
+
 CLIENTS = 30
+# On a machine that is busy with something else one scene may say nothing about clocks.
+SCENES = 3
 # Answers are dated anew so often, in seconds.
 DATE_S = 1.2
 NAMES = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/local/lib/faketime/libfaketime.so.1")
@@ -45,15 +49,19 @@ async def test_replicas_whose_clocks_differ_by_days_make_one_summary_and_keep_wh
     replicated: Any,
 ) -> None:
     clocks: tuple[dict[str, str], ...] = ({}, wrong("+2d"), wrong("-1h x60"))
-    async with replicated.scene(numbered=True) as (upstream, url, replicas, server):
-        three = await asyncio.gather(*(replicas.start(url, server.url, **clock) for clock in clocks))
-        upstream.held_s = [0.5]
-        content = replicated.body(replicated.conversation("c"))
-        answers = await asyncio.gather(*(three[n % 3].ask(content) for n in range(CLIENTS)))
-        grown = replicated.body(replicated.conversation("c", 63))
-        later = [await replica.ask(grown) for replica in three]
-        dates = {answer.headers["date"][:16] for answer in later}
-        ttls = [server.admin.ttl(key) for key in server.admin.scan_iter(count=1_000)]
+    for left in reversed(range(SCENES)):
+        async with replicated.scene(numbered=True) as (upstream, url, replicas, server):
+            three = await asyncio.gather(*(replicas.start(url, server.url, **clock) for clock in clocks))
+            upstream.held_s = [0.5]
+            content = replicated.body(replicated.conversation("c"))
+            answers = await asyncio.gather(*(three[n % 3].ask(content) for n in range(CLIENTS)))
+            grown = replicated.body(replicated.conversation("c", 63))
+            later = [await replica.ask(grown) for replica in three]
+            dates = {answer.headers["date"][:16] for answer in later}
+            ttls = [server.admin.ttl(key) for key in server.admin.scan_iter(count=1_000)]
+        # A replica that the store answers too late goes on without it, whatever its clock says.
+        if not left or not any(replica.events(STORE_FAILED) for replica in three):
+            break
     assert [answer.status_code for answer in answers] == [200] * CLIENTS
     assert len(dates) >= 2  # the clocks are wrong indeed
     assert upstream.summaries == 1

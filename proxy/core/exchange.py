@@ -1,0 +1,81 @@
+"""Exchanges: one request of a client and its answer, as figures. No text of a conversation is among them."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from proxy.core.event import number, whole
+
+
+class Exchange(NamedTuple):  # made for each request: a dataclass costs four times as much
+    """One request and its answer. None means that it is not known: an unread request was not counted.
+
+    Attributes:
+        at: When the request came, in seconds since the epoch.
+        model: The model that was asked; empty if that is not known.
+        status: What was done to the request, as the header `x-compaction-status` says it.
+        code: The upstream's status code; 0 if there was no answer.
+        request: The request's id.
+        strategy: Whose checkpoint was in force; empty: none.
+        round: Its number; None: none.
+        reason: Why not more was done; empty: there is nothing to say.
+        request_bytes: Of the client's body.
+        messages_before: Messages that the client sent.
+        messages_after: Messages that were forwarded.
+        tokens_before: Tokens that the client sent, calibrated.
+        tokens_after: Tokens that were forwarded, calibrated.
+        window: Of the model, in tokens.
+        trigger: T, in tokens.
+        prompt_tokens: Input tokens, as the upstream counted them.
+        completion_tokens: Output tokens, likewise.
+        cached_tokens: Input tokens that the upstream had cached.
+        overhead_s: Seconds that the request took beside waiting for the upstream.
+        first_byte_s: Seconds from asking the upstream to the first byte of its answer.
+        upstream_s: Seconds from asking the upstream to the end of its answer.
+    """
+
+    at: float
+    model: str
+    status: str
+    code: int = 0
+    request: str = ""
+    strategy: str = ""
+    round: int | None = None
+    reason: str = ""
+    request_bytes: int = 0
+    messages_before: int | None = None
+    messages_after: int | None = None
+    tokens_before: int | None = None
+    tokens_after: int | None = None
+    window: int | None = None
+    trigger: int | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    overhead_s: float = 0.0
+    first_byte_s: float | None = None
+    upstream_s: float | None = None
+
+
+_TEXTS = frozenset({"model", "status", "request", "strategy", "reason"})
+_NUMBERS = frozenset({"at", "overhead_s", "first_byte_s", "upstream_s"})
+
+
+def to_fields(exchange: Exchange) -> dict[str, Any]:
+    """The exchange as JSON values, without what is unknown."""
+    return {name: value for name, value in exchange._asdict().items() if value not in (None, "")}
+
+
+def from_fields(told: Mapping[str, Any]) -> Exchange | None:
+    """The exchange that these fields tell of, or None if they do not say when it was."""
+    at = number(told.get("at"))
+    if at is None:
+        return None
+    read: dict[str, Any] = {}
+    for name, value in told.items():
+        if name in _TEXTS and isinstance(value, str):
+            read[name] = value
+        elif name in _NUMBERS and number(value) is not None:
+            read[name] = number(value)
+        elif name in Exchange._fields and name not in _TEXTS | _NUMBERS and whole(value) is not None:
+            read[name] = value
+    return Exchange(**{"model": "", "status": "", **read, "at": at})

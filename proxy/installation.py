@@ -1,0 +1,74 @@
+"""What an installation has beyond one process: its store, and the secret that its digests are made with."""
+
+import asyncio
+from collections.abc import Callable
+from importlib import import_module
+
+import structlog
+
+from proxy.adapters.store_url import NO_SECRET, installation_secret, is_shared, open_store, shared_secret
+from proxy.config.model import Config
+from proxy.errors import ConfigError, StoreUnavailable
+from proxy.logs import STORE_FAILED
+from proxy.ports import Store
+from proxy.storage.deadline import within
+
+SECRET_DEADLINE_S = 1.0
+SECRET_RETRY_S = 1.0
+# A store that was emptied has its secret back, or all have its new one, after this long, in seconds.
+SECRET_CHECK_S = 5.0
+
+Report = Callable[[StoreUnavailable], None]
+
+_log = structlog.get_logger()
+
+
+def store_failed(error: StoreUnavailable, suppressed: int = 0) -> None:
+    """Log that the store failed; `suppressed` times since the last line of its kind."""
+    left_out = {"suppressed": suppressed} if suppressed else {}
+    _log.warning(STORE_FAILED, reason=error.reason, error=type(error.__cause__ or error).__name__, **left_out)
+
+
+def opened_store(config: Config, store_url: str) -> Store:
+    """The configured store, sealed if there are keys."""
+    keys = [key.get_secret_value() for key in config.store.encryption_keys]
+    if not keys:
+        return open_store(store_url)
+    try:
+        sealing = import_module("proxy.adapters.sealed_store")
+    except ModuleNotFoundError:
+        raise ConfigError("store.encryption_keys: needs `pip install compaction-proxy[crypto]`") from None
+    store: Store = sealing.SealedStore(open_store(store_url), [sealing.parsed_key(key) for key in keys])
+    return store
+
+
+class Secret:
+    """The key of the digests that tell tenants apart: configured, this installation's, or the shared store's.
+
+    Replicas on one store must have the same. Until the store answers each has its own, and what it keeps
+    meanwhile is found by nobody later: a miss, as with any store that is away. `report` is told of a secret
+    that cannot be used.
+    """
+
+    def __init__(self, config: Config, store_url: str, store: Store, report: Report = store_failed) -> None:
+        configured = config.server.secret.get_secret_value()
+        self.value = configured.encode() or installation_secret(store_url, report)
+        self._report = report
+        self._store = None if configured or not is_shared(store_url) else store
+
+    async def agree(self) -> bool:
+        """Take the shared store's secret, or offer ours. False if the store has to be asked again."""
+        if self._store is None:
+            return True
+        try:
+            self.value = await within(SECRET_DEADLINE_S, shared_secret(self._store, self.value))
+        except (StoreUnavailable, TimeoutError, OSError) as error:
+            if isinstance(error, StoreUnavailable) and error.reason == NO_SECRET:
+                self._report(error)  # of a store that is away the records tell
+            return False
+        return True
+
+    async def keep_asking(self) -> None:
+        """Ask until the store has answered, and now and then after that: it may have lost what it had."""
+        while self._store is not None:  # noqa: ASYNC110 - the store is no event of ours
+            await asyncio.sleep(SECRET_CHECK_S if await self.agree() else SECRET_RETRY_S)

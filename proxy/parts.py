@@ -1,0 +1,138 @@
+"""Everything that is built once: what the proxy keeps, learns and counts with, opened and closed together."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pkgutil import resolve_name
+
+import structlog
+
+from proxy import __version__
+from proxy.adapters.character_counter import CharacterCounter
+from proxy.adapters.engine_transport import EngineTransport
+from proxy.adapters.outgoing_proxy import environment_proxies
+from proxy.adapters.summary_model import HttpSummaryModel
+from proxy.adapters.tiktoken_counter import TiktokenCounter
+from proxy.adapters.toktok_counter import ToktokCounter
+from proxy.admin.app import Readiness
+from proxy.anchors import Anchors
+from proxy.compaction.checkpoint_index import CheckpointIndex
+from proxy.compaction.compactor import Compactor
+from proxy.compaction.effects import Effects
+from proxy.compaction.instructions import check_instructions, instructions
+from proxy.compaction.making import Making
+from proxy.compaction.observing import Observing
+from proxy.compaction.ordering import Ordering
+from proxy.compaction.replacing import Replacing
+from proxy.compaction.rounds import Rounds
+from proxy.compaction.summarising import Summarising
+from proxy.compaction.viewer import Viewer
+from proxy.config.model import Config
+from proxy.conversations import Conversations
+from proxy.counting import Counting
+from proxy.history import History
+from proxy.installation import Secret, opened_store, store_failed
+from proxy.learning import Learning
+from proxy.logs import TOKENIZER_FAILED, TOKENIZER_READY
+from proxy.owners import Owners
+from proxy.ports import HttpEngine, Store
+from proxy.reading import Reading
+from proxy.relay.identity import minted
+from proxy.storage.records import Records
+from proxy.storage.throttle import Throttled
+from proxy.wishes import Wishing
+
+# By name: the library of the one that is not chosen would take 8 MB.
+ENGINES = {
+    "native": "proxy.adapters.native_engine:NativeEngine",
+    "aiohttp": "proxy.adapters.aiohttp_engine:AiohttpEngine",
+}
+
+_log = structlog.get_logger()
+
+
+def _tokenizer_failed(line: str) -> None:
+    _log.warning(TOKENIZER_FAILED, reason=line)
+
+
+def opened_engine(config: Config) -> HttpEngine:
+    """The configured engine."""
+    engine: HttpEngine = resolve_name(ENGINES[config.upstream.engine])(proxies=environment_proxies())
+    return engine
+
+
+class Parts:
+    """Everything that is built once, and opened and closed together.
+
+    Args:
+        config: The configuration; a store URL that is not set means memory.
+        store: A store to use in place of the configured one.
+    """
+
+    def __init__(self, config: Config, store: Store | None) -> None:
+        check_instructions(config)
+        store_url = config.store.url or "memory://"
+        self.store = store or opened_store(config, store_url)
+        report = Throttled(store_failed)
+        self.records = Records(self.store, report)
+        self.engine = opened_engine(config)
+        self.transport = EngineTransport(self.engine)
+        self.counter = ToktokCounter(TiktokenCounter(_tokenizer_failed), _tokenizer_failed)
+        self.counting = Counting(self.counter)
+        self.countings = {"tiktoken": self.counting, "characters": Counting(CharacterCounter())}
+        self.reading = Reading(self.countings)
+        self.learning = Learning(self.records)
+        self.index = CheckpointIndex(self.records)
+        self.anchors = Anchors(self.records)
+        self.conversations = Conversations(self.records, config.store.ttl_s)
+        self.owners = Owners(self.records, config.store.ttl_s)
+        self.history = History(self.records, config.store.ttl_s)
+        self.wishing = Wishing(self.records, config.store.ttl_s)
+        self.effects = Effects()
+        summarising = Summarising(HttpSummaryModel(self.transport), self.reading)
+        self.making = Making(summarising, self.records, self.index, self.history, self.reading)
+        self.rounds = Rounds(self.making, self.history)
+        self.secret = Secret(config, store_url, self.store, report)
+        self.ready = False
+
+    @asynccontextmanager
+    async def running(self, _: object) -> AsyncIterator[None]:
+        """The life cycle: ready when the tokenizer is loaded, whatever the store does."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.records.close)
+            stack.push_async_callback(self.learning.close)
+            stack.callback(self.reading.close)
+            stack.push_async_callback(self.transport.aclose)
+            stack.push_async_callback(self.conversations.close)
+            stack.push_async_callback(self.anchors.close)
+            stack.push_async_callback(self.rounds.close)
+            await asyncio.gather(
+                self.records.open(), self.secret.agree(), self.counting.prepare(self.counter.warm)
+            )
+            _log.info(TOKENIZER_READY, tokenizer=self.counter.chosen)
+            asking = asyncio.create_task(self.secret.keep_asking())
+            stack.callback(asking.cancel)
+            self.conversations.start()
+            self.anchors.start()
+            self.ready = True
+            yield
+            self.ready = False
+
+    def readiness(self) -> Readiness:
+        """Whether requests can be served, and how the store is."""
+        return Readiness(self.ready, "ok" if self.records.reachable else "down", __version__)
+
+    def compactor(self, config: Config) -> Compactor:
+        """The use case over these parts."""
+        viewer = Viewer(self.reading, self.records, self.index, self.learning, self.anchors, self.wishing)
+        ordering = Ordering(
+            instructions, lambda tenant, prefix: minted(self.secret.value, tenant, prefix), config.store.ttl_s
+        )
+        replacing = Replacing(
+            viewer, self.rounds, self.making, self.reading, self.wishing, self.effects, ordering
+        )
+        return Compactor(viewer, replacing, self.reading, self.learning)
+
+    def observing(self) -> Observing:
+        """What learns from answers."""
+        return Observing(self.learning, self.anchors, self.effects, self.history)
