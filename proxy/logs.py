@@ -7,6 +7,7 @@ import logging
 import re
 import sys
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Literal, cast
 
 import structlog
@@ -28,6 +29,9 @@ NOT_OBSERVED = "relay.not_observed"
 UPSTREAM_TRUNCATES = "upstream.truncates"
 NOT_ANNOUNCED = "event.not_announced"
 CONVERSATIONS_NOT_WRITTEN = "conversations.not_written"
+
+# The request that what is logged belongs to; a round that it has begun belongs to it, too.
+REQUEST: ContextVar[str] = ContextVar("request")
 
 CREDENTIAL_KEYS = frozenset(
     {
@@ -73,6 +77,12 @@ def scrub(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     return {key: value if key in internal else _scrubbed(value, key) for key, value in event.items()}
 
 
+def with_request(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Say in which request something happened, where it happened in one."""
+    named = REQUEST.get("")
+    return {"request": named, **event} if named else event
+
+
 def _escaped(found: re.Match[str]) -> str:
     return ascii(found[0])[1:-1]
 
@@ -100,6 +110,7 @@ def configure(style: Literal["json", "console"] = "json", level: int = logging.I
     """Send everything to stderr in one style. Calling it again replaces what was before."""
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
+        with_request,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
