@@ -1,56 +1,15 @@
 """The command line. Each command imports what it needs when it runs: `health` and `--help` must be quick."""
 
-import os
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-from proxy.errors import ConfigError, ProxyError
+from proxy.cli.ending import ConfigOption, group, loaded
+from proxy.cli.settings import config_app
+from proxy.errors import ProxyError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from proxy.config.environment import Setting
-    from proxy.config.sources import Loaded
-
-BAD_CONFIG = 2
-INTERRUPTED = 130
-
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="FILE", help="Default: $COMPACTION_PROXY_CONFIG, else ./config.yaml."),
-]
-
-app = typer.Typer(
-    name="compaction-proxy",
-    help="An OpenAI-compatible proxy that keeps long conversations fitting.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(config_app, name="config")
-
-
-def _fail(error: ProxyError, code: int) -> NoReturn:
-    print(error, file=sys.stderr)
-    raise typer.Exit(code)
-
-
-def _loaded(path: Path | None, options: "Iterable[Setting]" = ()) -> "Loaded":
-    """The configuration, or the end of the process with a line for each problem."""
-    from proxy.config.sources import load
-
-    try:
-        loaded = load(path, os.environ, options)
-    except ConfigError as error:
-        _fail(error, BAD_CONFIG)
-    for warning in loaded.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    return loaded
+app = group("An OpenAI-compatible proxy that keeps long conversations fitting.", "compaction-proxy")
 
 
 @app.command()
@@ -73,39 +32,19 @@ def serve(
         Setting("--upstream", ("upstream", "base_url"), upstream),
         Setting("--workers", ("server", "workers"), workers),
     )
-    loaded = _loaded(config, [option for option in given if option.value is not None])
-    try:
-        logs.configure(loaded.config.observability.log_format)
-        if loaded.config.server.workers > 1:
-            run_workers(loaded.config, lambda url: announce(loaded.config, url))
-        else:
-            run_one(loaded.config)
-    except ConfigError as error:
-        _fail(error, BAD_CONFIG)
-    except ProxyError as error:
-        _fail(error, 1)
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+    found = loaded(config, [option for option in given if option.value is not None])
+    logs.configure(found.config.observability.log_format)
+    if found.config.server.workers > 1:
+        run_workers(found.config, lambda url: announce(found.config, url))
+    else:
+        run_one(found.config)
 
 
 @app.command()
 def check(config: ConfigOption = None) -> None:
     """Say whether the configuration can be used."""
-    loaded = _loaded(config)
-    print(f"ok: {loaded.path or 'built-in defaults and the environment'}")
-
-
-@config_app.command()
-def show(
-    config: ConfigOption = None,
-    origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
-) -> None:
-    """Print every key and its value; secrets are masked."""
-    from proxy.cli.listing import lines
-
-    loaded = _loaded(config)
-    for line in lines(loaded, with_origin=origin):
-        print(line)
+    found = loaded(config)
+    print(f"ok: {found.path or 'built-in defaults and the environment'}")
 
 
 @app.command()
@@ -116,7 +55,7 @@ def health(
     from proxy.cli.probe import is_ready, local_url
 
     if url is None:
-        server = _loaded(None).config.server
+        server = loaded(None).config.server
         ready, what = is_ready(local_url(server), server.unix_socket)
     else:
         ready, what = is_ready(url)
@@ -136,11 +75,8 @@ def forget(
     from proxy.cli.forget import forget as delete
 
     shown = Path(credential).read_text("utf-8") if Path(credential).is_file() else credential
-    try:
-        fields = [_field(shown)]
-        number = asyncio.run(delete(_loaded(config).config, fields, [_field(session)] if session else None))
-    except ProxyError as error:
-        _fail(error, 1)
+    fields = [_field(shown)]
+    number = asyncio.run(delete(loaded(config).config, fields, [_field(session)] if session else None))
     print(f"{number} records deleted")
 
 
@@ -168,3 +104,6 @@ def version() -> None:
     from importlib.metadata import version as installed
 
     print(installed("compaction-proxy"))
+
+
+app.add_typer(config_app, name="config")

@@ -1,11 +1,11 @@
 """`forget`: deletes what is stored of a tenant, or of one of its conversations."""
 
-from proxy.installation import Secret, opened_store
 from proxy.config.model import Config
 from proxy.core.envelope import unpack
 from proxy.core.keys import roots_key, scope_prefix, tenant_key, tenant_prefix
 from proxy.errors import ProxyError, StoreUnavailable
 from proxy.history import KEPT_ROOT_LINES
+from proxy.installation import Secret, opened_store
 from proxy.ports import Store
 from proxy.relay.headers import Headers
 from proxy.relay.identity import conversation, origin, tenant
