@@ -1,7 +1,9 @@
-"""A configuration that takes another's place while the proxy runs: what takes effect, and what has to wait."""
+"""A configuration that takes another's place while the proxy runs: what takes effect, and what waits."""
 
 from dataclasses import dataclass
 from functools import reduce
+
+from pydantic import BaseModel
 
 from proxy.config.keys import dotted, keys
 from proxy.config.model import Config
@@ -48,7 +50,7 @@ def _waits(name: str) -> bool:
 
 def _kept(old: Config, new: Config, names: tuple[str, ...]) -> Config:
     """The new configuration with the old values of these keys."""
-    sections = {}
+    sections: dict[str, BaseModel] = {}
     for name in names:
         section, key = name.split(".", 1)
         held = sections.get(section, getattr(new, section))
