@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 from functools import reduce
-
-from pydantic import BaseModel
+from typing import Any
 
 from proxy.config.keys import dotted, keys
 from proxy.config.model import Config
@@ -50,7 +49,7 @@ def _waits(name: str) -> bool:
 
 def _kept(old: Config, new: Config, names: tuple[str, ...]) -> Config:
     """The new configuration with the old values of these keys."""
-    sections: dict[str, BaseModel] = {}
+    sections: dict[str, Any] = {}
     for name in names:
         section, key = name.split(".", 1)
         held = sections.get(section, getattr(new, section))
