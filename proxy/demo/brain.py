@@ -11,9 +11,9 @@ import json
 import re
 from collections.abc import Sequence
 
-from proxy.demo.prompt import text_of
 from proxy.demo.script import Script, Step
 from proxy.demo.wire import JsonObject, Reply, ToolCall
+from proxy.rehearsal.prompt import text_of
 
 FORGOTTEN = "(I can no longer see the {name})"
 ECHO_CHARACTERS = 200

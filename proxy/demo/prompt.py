@@ -6,37 +6,10 @@ from itertools import accumulate
 
 from proxy.demo.wire import JsonObject, Reply, dumps
 from proxy.ports import TokenCounter
+from proxy.rehearsal.prompt import FRAME_TOKENS, cached, message_tokens
 
-FRAME_TOKENS = 3  # around every message, and once more for the answer that follows
-PART_TOKENS = 85  # a content part that is not text: OpenAI's price of a small picture
-CACHE_MINIMUM_TOKENS = 1024  # OpenAI caches prompts from this length on …
-CACHE_BLOCK_TOKENS = 128  # … in steps of this size
 CACHE_PREFIXES = 20_000
 COUNTED_MESSAGES = 20_000
-
-
-def text_of(message: JsonObject) -> str:
-    """All text of a message's content."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    return "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
-
-
-def _texts(message: JsonObject) -> list[str]:
-    """Every string of a message that costs tokens."""
-    found = [str(message.get("role", "")), text_of(message), str(message.get("name") or "")]
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") or {}
-        found += [str(function.get("name", "")), str(function.get("arguments", ""))]
-    return found
-
-
-def _other_parts(message: JsonObject) -> int:
-    content = message.get("content")
-    parts = content if isinstance(content, list) else []
-    return sum(1 for part in parts if not (isinstance(part, dict) and "text" in part))
 
 
 class Meter:
@@ -50,8 +23,7 @@ class Meter:
         """Tokens of one message, its frame included."""
         key = (model, hashlib.sha256(dumps(message)).digest())
         if key not in self._counted:
-            counted = sum(self._counter.count(text, model) for text in _texts(message) if text)
-            self._counted[key] = counted + PART_TOKENS * _other_parts(message) + FRAME_TOKENS
+            self._counted[key] = message_tokens(message, lambda text: self._counter.count(text, model))
             while len(self._counted) > COUNTED_MESSAGES:
                 self._counted.popitem(last=False)
         return self._counted[key]
@@ -95,5 +67,4 @@ class PrefixCache:
             self._known.move_to_end(digest)
         while len(self._known) > CACHE_PREFIXES:
             self._known.popitem(last=False)
-        blocks = longest - longest % CACHE_BLOCK_TOKENS
-        return blocks if blocks >= CACHE_MINIMUM_TOKENS else 0
+        return cached(longest)

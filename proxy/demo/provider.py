@@ -11,14 +11,15 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from proxy.demo import brain, refusal, script, summariser, wire
+from proxy.demo import brain, refusal, script, wire
 from proxy.demo.client import Client, DepartedError, Receive, Scope, Send
 from proxy.demo.faults import FAULT_HEADER, NO_FAULT, Fault, parse_fault
 from proxy.demo.prompt import Meter, PrefixCache
 from proxy.demo.seen import Seen, outline
-from proxy.demo.transcript import aligned
 from proxy.demo.wire import JsonObject, Reply
 from proxy.ports import TokenCounter
+from proxy.rehearsal import summariser
+from proxy.rehearsal.transcript import aligned
 
 AGENT_MODEL = "demo-agent"
 SUMMARY_MODEL = "demo-summary"

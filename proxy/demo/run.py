@@ -17,12 +17,12 @@ from proxy.config import Config
 from proxy.config.sections import ModelSection, ServerSection, StoreSection, SummarySection, UpstreamSection
 from proxy.demo.agent import Agent, Exchange, opening, tool_message
 from proxy.demo.brain import recalled
-from proxy.demo.prompt import text_of
 from proxy.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Provider, Settings, create_provider
 from proxy.demo.script import Script, load
 from proxy.demo.seen import Seen
 from proxy.demo.table import HEAD, Check, Row, note
 from proxy.demo.wire import JsonObject, Reply, message_json
+from proxy.rehearsal.prompt import text_of
 from proxy.serving import served
 
 WINDOW_TOKENS = 8192

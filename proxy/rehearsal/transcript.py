@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from proxy.demo.prompt import text_of
-from proxy.demo.wire import JsonObject
+from proxy.rehearsal.prompt import JsonObject, text_of
 
 _ENTRY = re.compile(
     r"^\[(?P<number>\d+)\] (?P<role>USER|ASSISTANT|TOOL|FUNCTION|SYSTEM|DEVELOPER)(?: \([^)\n]*\))?: ?",

@@ -7,8 +7,8 @@ import pytest
 from proxy.core.message import Message
 from proxy.core.policy import SummaryShape
 from proxy.core.summary import aligned_prompt, prompt, texts
-from proxy.demo.summariser import NAMES, RULE, STATED, summarise
-from proxy.demo.transcript import Entry, read, sentences
+from proxy.rehearsal.summariser import NAMES, RULE, STATED, summarise
+from proxy.rehearsal.transcript import Entry, read, sentences
 
 SELECTIVE_SHAPE = SummaryShape(prompt="selective", tokens=2_000, max_tokens=2_000)
 

@@ -7,9 +7,8 @@ findings, work done and errors, newest first. Each kind has its share of the siz
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from proxy.demo.prompt import text_of
-from proxy.demo.transcript import MARK, PATH, Entry, Material, aligned, conversation, read, runs
-from proxy.demo.wire import JsonObject
+from proxy.rehearsal.prompt import JsonObject, text_of
+from proxy.rehearsal.transcript import MARK, PATH, Entry, Material, aligned, conversation, read, runs
 
 TARGET_TOKENS = 700
 FRAME_TOKENS = 90  # headings, table head and labels
