@@ -77,7 +77,7 @@ def shortened(text: str, limit: int) -> str:
     return text[:head] + GAP.format(len(text) - limit) + tail
 
 
-def _fair(sizes: Sequence[int], limit: int) -> int:
+def fair(sizes: Sequence[int], limit: int) -> int:
     """The most that each of these may take so that all of them take `limit` at most: the small ones whole."""
     left = limit
     ordered = sorted(sizes)
@@ -91,9 +91,9 @@ def _fair(sizes: Sequence[int], limit: int) -> int:
 
 def _bounded(messages: Sequence[Archived]) -> Iterator[Archived]:
     newest = messages[-MAX_MESSAGES:]
-    fair = _fair([min(len(each.text), MAX_MESSAGE_CHARACTERS) for each in newest], MAX_RECORD_CHARACTERS)
+    most = fair([min(len(each.text), MAX_MESSAGE_CHARACTERS) for each in newest], MAX_RECORD_CHARACTERS)
     for each in newest:
-        yield replace(each, text=shortened(each.text, min(fair, MAX_MESSAGE_CHARACTERS)))
+        yield replace(each, text=shortened(each.text, min(most, MAX_MESSAGE_CHARACTERS)))
 
 
 def archived(

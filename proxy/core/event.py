@@ -13,6 +13,7 @@ from typing import Any
 VERSION = 1
 
 COMPACTED = "compacted"  # a round was made
+INSTALLED = "installed"  # a round that was made ahead of need is in force from now on
 FAILED = "failed"  # a round was due, and none was made
 FAILED_OPEN = "failed-open"  # a request went on as it came, because of trouble of ours
 OVER_LIMIT = "over-limit"  # a request went on although it is too long, because nothing made it shorter
@@ -25,8 +26,8 @@ UNPINNED = "unpinned"  # a pinned text was let go
 BYPASSED = "bypassed"  # the conversation's requests go on as they come from now on
 RESUMED = "resumed"  # they are compacted again
 KINDS = (
-    COMPACTED, FAILED, FAILED_OPEN, OVER_LIMIT, RECOVERED, MEASURED, UNDONE, MARKED, PINNED, UNPINNED,
-    BYPASSED, RESUMED,
+    COMPACTED, INSTALLED, FAILED, FAILED_OPEN, OVER_LIMIT, RECOVERED, MEASURED, UNDONE, MARKED, PINNED,
+    UNPINNED, BYPASSED, RESUMED,
 )  # fmt: skip
 # Those that say that something went wrong.
 FAILURES = frozenset({FAILED, FAILED_OPEN, OVER_LIMIT})

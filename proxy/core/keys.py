@@ -7,9 +7,11 @@ name of a model, or text as it came. Every store and every version keeps these n
 | scope | kinds |
 | --- | --- |
 | tenant and root | `checkpoint` (its lease: `…:lease`), `checkpoints`, `staged`, `archive`, `archives` |
-| | `rounds`, `anchors` |
-| tenant and conversation | `conversation`, `events`, `roots`, `wishes` |
+| | `detail`, `rounds`, `anchors` |
+| tenant and conversation | `conversation`, `events`, `exchanges`, `roots`, `wishes` |
 | conversation | `tenant` |
+| nobody, and a day | `hours`, `writers`, `recent` |
+| nobody | `feed` |
 | tenant, upstream origin and model | `model` |
 
 The root of a conversation is the prefix digest of its first four non-privileged messages. Branches, edits and
@@ -22,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 _SCOPE_HEX_DIGITS = 32
+_NAME_HEX_DIGITS = 12
 _ROOT_MESSAGES = 4
 
 
@@ -90,6 +93,11 @@ def archives_key(tenant: str, root: bytes) -> str:
     return f"{_scope(tenant, root)}:archives"
 
 
+def detail_key(tenant: str, root: bytes, strategy: str, place: bytes) -> str:
+    """Record: what making the checkpoint at this place took, and what the model saw once it was made."""
+    return f"{_scope(tenant, root)}:detail:{strategy}:{place.hex()}"
+
+
 def rounds_key(tenant: str, root: bytes) -> str:
     """List: the events of finished rounds, committed at once with their checkpoints."""
     return f"{_scope(tenant, root)}:rounds"
@@ -117,6 +125,11 @@ def events_key(tenant: str, conversation: str) -> str:
     return f"{_scope(tenant, conversation)}:events"
 
 
+def exchanges_key(tenant: str, conversation: str) -> str:
+    """List: the exchanges of a conversation, as figures."""
+    return f"{_scope(tenant, conversation)}:exchanges"
+
+
 @_remembered
 def wishes_key(tenant: str, conversation: str) -> str:
     """Record: what people have asked of a conversation."""
@@ -135,6 +148,36 @@ def owner_key(key: str) -> str | None:
     """
     first, dot, second = hash_tag(key).partition(".")
     return f"v1:{{{_NOBODY}.{second}}}:tenant" if dot and first != _NOBODY else None
+
+
+def day_prefix(day: str) -> str:
+    """What the statistics of one day (`2026-11-22`, UTC) begin with. They stand in nobody's scope."""
+    return f"{_scope('', f'day {day}')}:"
+
+
+def hours_key(day: str, hour: int, writer: str) -> str:
+    """Record: what one process has counted in one hour of a day, 0 to 23; nobody else writes it."""
+    return f"{day_prefix(day)}hours:{hashlib.sha256(f'{hour} {writer}'.encode()).hexdigest()}"
+
+
+def writers_key(day: str) -> str:
+    """List: the processes that have counted something on a day."""
+    return f"{day_prefix(day)}writers"
+
+
+def recent_key(day: str) -> str:
+    """List: conversations that were in use on a day."""
+    return f"{_scope('', f'recent {day}')}:recent"
+
+
+def feed_key(kind: str) -> str:
+    """List (`events`, `exchanges`) or record (`listening`) of the live feed. It stands in nobody's scope."""
+    return f"{_scope('', 'feed')}:feed:{kind}"
+
+
+def key_name(tenant: str) -> str:
+    """What a tenant, which is a client's key, is called in statistics: `k_` and 12 hex digits."""
+    return f"k_{_short(tenant)[:_NAME_HEX_DIGITS]}"
 
 
 @_remembered

@@ -14,6 +14,7 @@ def every_key(tenant: str, name: str) -> list[str]:
         *keys.checkpoint_keys(tenant, ROOT, "chained", PREFIXES),
         keys.archive_key(tenant, ROOT, "chained", PREFIXES[0]),
         keys.archives_key(tenant, ROOT),
+        keys.detail_key(tenant, ROOT, "chained", PREFIXES[0]),
         keys.rounds_key(tenant, ROOT),
         keys.conversation_key(tenant, name),
         keys.events_key(tenant, name),
@@ -31,6 +32,7 @@ def test_the_names_are_final() -> None:
         f"{root}:checkpoint:chained:{'02' * 32}",
         f"{root}:archive:chained:{'01' * 32}",
         f"{root}:archives",
+        f"{root}:detail:chained:{'01' * 32}",
         f"{root}:rounds",
         f"{conversation}:conversation",
         f"{conversation}:events",
@@ -71,8 +73,8 @@ def test_tenants_never_share_a_key(tenant: str, other: str, name: str) -> None:
 def test_what_is_read_or_committed_together_shares_a_hash_tag() -> None:
     found = [keys.hash_tag(key) for key in every_key("tenant", "c_1")]
 
-    assert len(set(found[:5])) == 1
-    assert len(set(found[5:])) == 1
+    assert len(set(found[:6])) == 1
+    assert len(set(found[6:])) == 1
     assert len(set(found)) == 2
 
 
