@@ -5,8 +5,12 @@ from typing import Annotated
 
 import typer
 
-from proxy.cli.ending import ConfigOption, group, loaded
+from proxy.cli.ending import group, loaded
+from proxy.cli.options import ConfigOption
+from proxy.cli.savings import savings
+from proxy.cli.sessions import search, sessions_app
 from proxy.cli.settings import config_app
+from proxy.cli.watch import watch
 from proxy.errors import ProxyError
 
 app = group("An OpenAI-compatible proxy that keeps long conversations fitting.", "compaction-proxy")
@@ -106,4 +110,8 @@ def version() -> None:
     print(installed("compaction-proxy"))
 
 
+app.command()(savings)
+app.command()(search)
+app.command()(watch)
+app.add_typer(sessions_app, name="sessions")
 app.add_typer(config_app, name="config")

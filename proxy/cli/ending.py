@@ -1,9 +1,9 @@
-"""How commands end: with which exit code, one line on stderr for what went wrong, silent where a pipe closes."""
+"""How commands end: with which exit code, with one line on stderr, and silently where a pipe closes."""
 
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 FAILED = 1  # not found, refused, or it did not work
 BAD_CONFIG = 2  # or bad usage, which is what the command line's library says, too
 INTERRUPTED = 130
-
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="FILE", help="Default: $COMPACTION_PROXY_CONFIG, else ./config.yaml."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of a table, for programs.")]
 
 
 class Commands(TyperGroup):

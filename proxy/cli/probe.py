@@ -26,25 +26,25 @@ def local_url(server: "ServerSection") -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}{server.base_path}"
 
 
-def _connection(url: SplitResult) -> http.client.HTTPConnection:
+def connection(url: SplitResult, timeout_s: float = TIMEOUT_S) -> http.client.HTTPConnection:
     """A connection to a base URL. On this machine a certificate is for the names that others use."""
     host = url.hostname or ""
     if url.scheme != "https":
-        return http.client.HTTPConnection(host, url.port, timeout=TIMEOUT_S)
+        return http.client.HTTPConnection(host, url.port, timeout=timeout_s)
     context = ssl.create_default_context()
     if host in LOCAL:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    return http.client.HTTPSConnection(host, url.port, timeout=TIMEOUT_S, context=context)
+    return http.client.HTTPSConnection(host, url.port, timeout=timeout_s, context=context)
 
 
-def _over(path: str) -> http.client.HTTPConnection:
+def over_unix_socket(path: str, timeout_s: float = TIMEOUT_S) -> http.client.HTTPConnection:
     """A connection over a Unix socket."""
-    connection = http.client.HTTPConnection("localhost", timeout=TIMEOUT_S)
-    connection.sock = socket.socket(socket.AF_UNIX)
-    connection.sock.settimeout(TIMEOUT_S)
-    connection.sock.connect(path)
-    return connection
+    line = http.client.HTTPConnection("localhost", timeout=timeout_s)
+    line.sock = socket.socket(socket.AF_UNIX)
+    line.sock.settimeout(timeout_s)
+    line.sock.connect(path)
+    return line
 
 
 def is_ready(url: str, unix_socket: str | None = None) -> tuple[bool, str]:
@@ -57,10 +57,10 @@ def is_ready(url: str, unix_socket: str | None = None) -> tuple[bool, str]:
     asked = url if unix_socket is None else f"unix:{unix_socket}"
     try:
         parts = urlsplit(url)
-        connection = _connection(parts) if unix_socket is None else _over(unix_socket)
-        connection.request("GET", f"{parts.path.rstrip('/')}/readyz")
-        status = connection.getresponse().status
-        connection.close()
+        line = connection(parts) if unix_socket is None else over_unix_socket(unix_socket)
+        line.request("GET", f"{parts.path.rstrip('/')}/readyz")
+        status = line.getresponse().status
+        line.close()
     except (OSError, ValueError, http.client.HTTPException) as error:
         return False, f"{asked}: unreachable: {type(error).__name__}"
     said = "ready" if status == http.client.OK else f"answered {status}"

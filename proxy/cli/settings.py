@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from proxy.cli.ending import FAILED, ConfigOption, fail, group, loaded
+from proxy.cli.ending import FAILED, fail, group, loaded
+from proxy.cli.options import ConfigOption
 
 config_app = group("Look at the configuration.")
 DEFAULT_FILE = Path("config.yaml")
