@@ -1,0 +1,275 @@
+"""Metrics for Prometheus: counted from exchanges and events, and written out when somebody asks.
+
+Several workers keep their figures in files of one folder, each in files of its own, named by the worker's
+number: whoever is asked adds them up, and a worker that takes another's place counts on from where it ended.
+"""
+
+import asyncio
+import os
+import time
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, disable_created_metrics, values
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.openmetrics import exposition as openmetrics
+
+from proxy.adapters.prometheus_families import families
+from proxy.core.economics import Saving
+from proxy.core.event import COMPACTED, FAILED, FAILURES, Event
+from proxy.core.exchange import Exchange
+
+# Where the library looks for the folder of several workers.
+FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+# Of what clients choose so many values become labels, each cut to so many characters.
+MAX_NAMES = 100
+MAX_NAME_CHARACTERS = 100
+OTHER, UNKNOWN = "other", "unknown"
+# A conversation is active for this long after a request, in seconds; so many are remembered.
+ACTIVE_S = 300.0
+MAX_ACTIVE = 100_000
+# How often gauges are brought up to date, in seconds.
+FRESH_S = 5.0
+_FIRST_ERROR = 400
+
+# One process holds its figures in memory, whatever the environment says; `share` is for several.
+values.ValueClass = values.MutexValue
+# When a counter began is of no use to anybody here, and would double the number of series.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Heard(NamedTuple):
+    """An exchange that is to be counted; the conversation is its id, None: it is not known."""
+
+    conversation: str | None
+    exchange: Exchange
+    saving: Saving | None
+
+
+def share(folder: str, worker: int) -> None:
+    """Keep the figures of this process in a folder that several share. To be called before all else.
+
+    Args:
+        folder: Where; one for all workers of a proxy.
+        worker: The number of this one. Of processes that run at the same time no two may have the same.
+    """
+    os.environ[FOLDER_VARIABLE] = folder
+    values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
+
+
+def forget(folder: str, worker: int) -> None:
+    """Drop what was true of a worker only while it lived; what it has counted stays."""
+    mark_process_dead(worker, folder)  # type: ignore[no-untyped-call]
+
+
+class Names:
+    """The values of a label that others choose: the first 100 stay what they are, all more are `other`."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+
+    def label(self, name: str, *, new: bool = True) -> str:
+        """The value for a name; one that is not known yet is taken in only if it is `new`."""
+        known = self._known.get(name)
+        if known is not None:
+            return known
+        if not name:
+            return UNKNOWN
+        if not new or len(self._known) >= MAX_NAMES:
+            return OTHER
+        shown = "".join(each if each.isprintable() else "?" for each in name[:MAX_NAME_CHARACTERS])
+        return self._known.setdefault(name, shown)
+
+
+class _Batch:
+    """What a batch of exchanges adds up to. Requests come by the thousand, and metrics take microseconds."""
+
+    __slots__ = ("amounts", "counts")
+
+    def __init__(self) -> None:
+        self.amounts: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
+        self.counts: defaultdict[tuple[str, ...], float] = defaultdict(float)
+
+
+class Metrics:
+    """The metrics of this process, and of the other workers if there are any.
+
+    Args:
+        version: Our version.
+        clock: Monotonic seconds.
+        now: Seconds since the epoch.
+
+    Attributes:
+        breakers: What may be left alone because it fails: for each target, whether it is now.
+    """
+
+    def __init__(
+        self,
+        version: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock = clock
+        self._now = now
+        self._folder = os.environ.get(FOLDER_VARIABLE) if values.ValueClass is not values.MutexValue else None
+        self._registry = CollectorRegistry()
+        self._counters, self._histograms, self._gauges = families(self._registry)
+        if self._folder is None:
+            ProcessCollector(
+                registry=self._registry
+            )  # of several workers it would show the one that is asked
+        self._models, self._reasons = Names(), Names()
+        # Conversations, the one that was heard of last at the end: when, and the form of its last request.
+        self._active: dict[str, tuple[float, tuple[str, int | None]]] = {}
+        self.breakers: dict[str, Callable[[], bool]] = {}
+        self._gauges["build_info"].labels(version).set(1)
+        self.reloaded(taken=True)
+
+    def exchanges(self, heard: Iterable[Heard]) -> None:
+        """Count exchanges, oldest first."""
+        batch = _Batch()
+        for conversation, exchange, saving in heard:
+            model = self._models.label(exchange.model, new=0 < exchange.code < _FIRST_ERROR)
+            _add_exchange(batch, model, exchange)
+            _add_sizes(batch, model, exchange)
+            _add_saving(batch, model, saving)
+            if conversation is not None:
+                self._add_form(batch, conversation, exchange)
+        for (name, *labels), amount in batch.counts.items():
+            self._count(name, amount, *labels)
+        for (name, *labels), amounts in batch.amounts.items():
+            self._observe(name, amounts, *labels)
+
+    def event(self, _tenant: str, event: Event) -> None:
+        """Count what was decided, or has failed."""
+        if event.kind in FAILURES:
+            self._count("compaction_failures_total", 1, self._reasons.label(event.reason))
+        if event.kind in {COMPACTED, FAILED}:
+            self._round(event)
+
+    def store_took(self, operation: str, seconds: float) -> None:
+        """A call of the store has ended, one way or another."""
+        self._histograms["store_operation_duration_seconds"].labels(operation).observe(seconds)
+
+    def store_failed(self, reason: str) -> None:
+        """A call of the store has failed."""
+        self._count("store_errors_total", 1, self._reasons.label(reason))
+
+    def searched(self, source: str, outcome: str) -> None:
+        """Somebody has searched among what rounds have taken out; both are words of ours."""
+        self._count("compaction_recall_searches_total", 1, source, outcome)
+
+    def reloaded(self, *, taken: bool) -> None:
+        """A configuration was read, and taken or refused."""
+        self._gauges["config_last_reload_successful"].set(int(taken))
+        if taken:
+            self._gauges["config_last_reload_success_timestamp_seconds"].set(self._now())
+
+    def refresh(self) -> None:
+        """Bring up to date what changes without anything happening."""
+        too_old = self._clock() - ACTIVE_S
+        while self._active and next(iter(self._active.values()))[0] < too_old:
+            del self._active[next(iter(self._active))]
+        self._gauges["compaction_sessions_active"].set(len(self._active))
+        for target, resting in self.breakers.items():
+            self._gauges["circuit_breaker_state"].labels(target).set(int(resting()))
+
+    async def keep_fresh(self) -> None:
+        """Bring gauges up to date every few seconds, until cancelled: of several workers one is asked."""
+        while True:
+            self.refresh()
+            await asyncio.sleep(FRESH_S)
+
+    async def written(self, accept: str = "") -> tuple[bytes, str]:
+        """All metrics in the form that `accept`, a header's value, prefers, and its content type."""
+        self.refresh()
+        return await asyncio.to_thread(self._written, "application/openmetrics-text" in accept)
+
+    def _written(self, open_metrics: bool) -> tuple[bytes, str]:  # noqa: FBT001 - there is one caller
+        registry = self._registry
+        if self._folder is not None:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry, self._folder)  # type: ignore[no-untyped-call]
+        if open_metrics:
+            text: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]
+            return text, openmetrics.CONTENT_TYPE_LATEST
+        return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
+
+    def _round(self, event: Event) -> None:
+        """A round that was made, or was due."""
+        made = event.kind == COMPACTED
+        trigger = event.reason.partition(",")[0] if made else ""  # else the reason says why it failed
+        outcome = event.outcome if made else FAILED
+        labels = event.strategy, self._reasons.label(trigger), outcome
+        self._count("compaction_runs_total", 1, *labels)
+        if made and event.tokens_before and event.tokens_after is not None:
+            self._observe("compaction_ratio", [event.tokens_after / event.tokens_before])
+        if event.calls and event.seconds is not None:
+            self._observe("compaction_summary_duration_seconds", [event.seconds])
+        self._count("compaction_summary_tokens_total", event.prompt_tokens or 0, "input")
+        self._count("compaction_summary_tokens_total", event.completion_tokens or 0, "output")
+        self._count("compaction_summary_cost_usd_total", event.cost_usd or 0)
+
+    def _add_form(self, batch: _Batch, conversation: str, exchange: Exchange) -> None:
+        """Whether a request was forwarded in the form of the one before it."""
+        form = exchange.strategy, exchange.round
+        before = self._active.pop(conversation, None)
+        if before is not None:
+            batch.amounts["compaction_prefix_stable_ratio",].append(float(before[1] == form))
+        self._active[conversation] = self._clock(), form
+        if len(self._active) > MAX_ACTIVE:
+            del self._active[next(iter(self._active))]
+
+    def _count(self, name: str, amount: float, *labels: str) -> None:
+        counter = self._counters[name]
+        (counter.labels(*labels) if labels else counter).inc(amount)
+
+    def _observe(self, name: str, amounts: list[float], *labels: str) -> None:
+        histogram = self._histograms[name]
+        _observe_all(histogram.labels(*labels) if labels else histogram, amounts)
+
+
+def _add_exchange(batch: _Batch, model: str, exchange: Exchange) -> None:
+    batch.counts["compaction_requests_total", model, exchange.status] += 1
+    batch.amounts["compaction_overhead_seconds",].append(exchange.overhead_s)
+    if exchange.first_byte_s is not None:
+        batch.amounts["upstream_time_to_first_chunk_seconds", model].append(exchange.first_byte_s)
+    if exchange.upstream_s is not None:
+        code = str(exchange.code or "none")
+        batch.amounts["upstream_request_duration_seconds", model, code].append(exchange.upstream_s)
+
+
+def _add_sizes(batch: _Batch, model: str, exchange: Exchange) -> None:
+    before, after, real = exchange.tokens_before, exchange.tokens_after, exchange.prompt_tokens
+    if before is not None and after is not None:
+        batch.counts["compaction_tokens_before_total", model] += before
+        batch.counts["compaction_tokens_after_total", model] += after
+        batch.counts["compaction_tokens_removed_total", model] += max(before - after, 0)
+    if after is not None and exchange.window:
+        batch.amounts["compaction_context_used_ratio",].append(after / exchange.window)
+    if after is not None and real:
+        batch.amounts["compaction_token_estimate_error_ratio",].append(abs(after / real - 1))
+    batch.counts["compaction_input_tokens_total", model] += real or 0
+    batch.counts["compaction_cached_input_tokens_total", model] += exchange.cached_tokens or 0
+    batch.counts["compaction_output_tokens_total", model] += exchange.completion_tokens or 0
+
+
+def _add_saving(batch: _Batch, model: str, saving: Saving | None) -> None:
+    if saving is None:
+        batch.counts["compaction_requests_unpriced_total", model] += 1
+        return
+    batch.counts["compaction_requests_cost_usd_total", model] += max(saving.cost, 0)
+    batch.counts["compaction_saved_cost_usd_total",] += max(saving.gross, 0)
+    batch.counts["compaction_cache_loss_cost_usd_total",] += max(saving.cache_loss, 0)
+
+
+def _observe_all(child: Histogram, amounts: list[float]) -> None:
+    """Observe many amounts at once, which the library offers one by one at ten times the price."""
+    bounds: list[float] = child._upper_bounds  # noqa: SLF001 - a test compares this with `observe`
+    for index, count in Counter(bisect_left(bounds, amount) for amount in amounts).items():
+        child._buckets[index].inc(count)  # noqa: SLF001
+    child._sum.inc(sum(amounts))  # noqa: SLF001
