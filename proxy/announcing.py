@@ -22,6 +22,10 @@ _ID_BYTES = 8
 _log = structlog.get_logger()
 
 
+def unheard(_tenant: str, _event: Event) -> None:
+    """Tell nobody: for work that is done aside."""
+
+
 def event_id() -> str:
     """A new event's id."""
     return f"e_{token_hex(_ID_BYTES)}"

@@ -6,10 +6,11 @@ conversation's next request, and the event of that round carries the result.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from proxy.announcing import Listener, event_id, unheard
 from proxy.conversations import Totals
-from proxy.core.event import COMPACTED, MARKED, PINNED, UNDONE, UNPINNED, Event
+from proxy.core.event import BYPASSED, COMPACTED, MARKED, PINNED, RESUMED, UNDONE, UNPINNED, Event
 from proxy.core.keys import conversation_key, scope_prefix, tenant_prefix
 from proxy.errors import RequestRefused, StoreUnavailable
 from proxy.history import KEPT_ROOT_LINES, History
@@ -76,6 +77,7 @@ class Steering:
         history: Knows what has happened to it.
         wishing: Keeps what is asked of it.
         recall: Searches what was taken out of it.
+        announce: Told of what was done.
         now: Seconds since the epoch.
     """
 
@@ -87,6 +89,7 @@ class Steering:
         wishing: Wishing,
         recall: Recall,
         *,
+        announce: Listener = unheard,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._records = records
@@ -94,6 +97,7 @@ class Steering:
         self._history = history
         self._wishing = wishing
         self._recall = recall
+        self._announce = announce
         self._now = now
 
     async def overview(self, conversation: str) -> Overview:
@@ -117,7 +121,22 @@ class Steering:
         """Have its next request compacted."""
         tenant = await self._owner(conversation)
         _saved(await self._wishing.ask_compact(tenant, conversation))
-        await self._history.note(tenant, Event(MARKED, self._now(), conversation))
+        await self._done(tenant, Event(MARKED, self._now(), conversation))
+
+    async def bypass(self, conversation: str) -> None:
+        """Have its requests go on as they come, from the next one on; what is stored of it stays."""
+        await self._bypassed(conversation, BYPASSED)
+
+    async def resume(self, conversation: str) -> None:
+        """Have its requests compacted again; what was stored of it is used as before."""
+        await self._bypassed(conversation, RESUMED)
+
+    async def _bypassed(self, conversation: str, kind: str) -> None:
+        tenant, on = await self._owner(conversation), kind == BYPASSED
+        before = (await self._wishing.of(tenant, conversation)).bypass
+        _saved(await self._wishing.bypass(tenant, conversation, on=on))
+        if before is not on:
+            await self._done(tenant, Event(kind, self._now(), conversation))
 
     async def undo(self, conversation: str) -> Event:
         """Take its newest round back; the event of the round that is not applied any more.
@@ -138,7 +157,7 @@ class Steering:
         note = Event(
             UNDONE, self._now(), conversation, strategy=event.strategy, round=event.round, place=event.place
         )
-        await self._history.note(tenant, note)
+        await self._done(tenant, note)
         return event
 
     async def pins(self, conversation: str) -> tuple[str, ...]:
@@ -162,7 +181,7 @@ class Steering:
         if len(pins) >= MAX_PINS:
             raise RequestRefused(409, f"A conversation has at most {MAX_PINS} pins.", "too_many_pins")
         _saved(await self._wishing.pin(tenant, conversation, pin))
-        await self._history.note(tenant, Event(PINNED, self._now(), conversation, reason=pin_id(pin)))
+        await self._done(tenant, Event(PINNED, self._now(), conversation, reason=pin_id(pin)))
         return await self.pins(conversation)
 
     async def unpin(self, conversation: str, name: str) -> None:
@@ -177,7 +196,7 @@ class Steering:
         if pin is None:
             raise _unknown("pin", "pin_not_found")
         _saved(await self._wishing.unpin(tenant, conversation, pin))
-        await self._history.note(tenant, Event(UNPINNED, self._now(), conversation, reason=name))
+        await self._done(tenant, Event(UNPINNED, self._now(), conversation, reason=name))
 
     async def search(self, conversation: str, query: str, limit: int) -> list[Hit]:
         """What rounds have taken out of it that holds all words of the query."""
@@ -219,6 +238,12 @@ class Steering:
         _saved(count is not None)
         await self._owners.forget(conversation)
         return count or 0
+
+    async def _done(self, tenant: str, event: Event) -> None:
+        """Note it in the history, and tell of it."""
+        told = replace(event, id=event_id())
+        await self._history.note(tenant, told)
+        self._announce(tenant, told)
 
     async def _owner(self, conversation: str) -> str:
         if not await self._records.open():

@@ -1,4 +1,4 @@
-"""What people have asked of a conversation: texts to keep, a round to make now, rounds to take back.
+"""What people have asked of a conversation: texts to keep, a round now, rounds to take back, or no rounds.
 
 The wishes of a conversation are one small record. Requests look at it, so what was read is used for a moment
 without asking again; another replica's wish is noticed when that moment is over. In a busy conversation it is
@@ -51,12 +51,14 @@ class Wishes:
         pins: Texts that no round may lose, oldest first.
         undone: Places (`core.checkpoint.place`) of the rounds that are not to be applied, oldest first.
         suppressed: No round is to be made by itself, unless the request would not fit otherwise.
+        bypass: Its requests go on as they come, whatever is stored of it and whether they fit or not.
     """
 
     compact: bool = False
     pins: tuple[str, ...] = ()
     undone: tuple[bytes, ...] = ()
     suppressed: bool = False
+    bypass: bool = False
 
 
 NONE = Wishes()
@@ -81,6 +83,7 @@ def _to_fields(wishes: Wishes) -> dict[str, Any]:
         "pins": list(wishes.pins),
         "undone": [place.hex() for place in wishes.undone],
         "suppressed": wishes.suppressed,
+        "bypass": wishes.bypass,
     }
 
 
@@ -92,6 +95,7 @@ def _from_fields(fields: Fields | None) -> Wishes:
         pins=tuple(each for each in _texts(told.get("pins")) if valid_pin(each) == each)[:MAX_PINS],
         undone=tuple(filter(None, map(_place, _texts(told.get("undone")))))[-MAX_UNDONE:],
         suppressed=told.get("suppressed") is True,
+        bypass=told.get("bypass") is True,
     )
 
 
@@ -208,6 +212,11 @@ class Wishing:
     async def undo(self, tenant: str, conversation: str, place: bytes) -> bool:
         """Have the round at this place not applied, and no other made by itself. Whether the store has it."""
         _, saved = await self._change(tenant, conversation, lambda known: _undone(known, place))
+        return saved
+
+    async def bypass(self, tenant: str, conversation: str, *, on: bool) -> bool:
+        """Have its requests go on as they come, or end that. Whether the store has it."""
+        _, saved = await self._change(tenant, conversation, lambda known: replace(known, bypass=on))
         return saved
 
     def _forget(self, prefix: str) -> None:

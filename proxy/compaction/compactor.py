@@ -39,6 +39,8 @@ LEAST_OUTPUT_TOKENS = 256
 BLIND_SHARE = 0.7
 # Where it says what it counted, little is estimated: what matters may fill this share of the window.
 TOLD_SHARE = 0.985
+# Why a request is bypassed that does not ask for it itself.
+ASKED = "asked"
 
 _PARTS, _TOKENS = attrgetter("parts"), attrgetter("tokens")
 
@@ -96,7 +98,7 @@ class Compactor:
         """
         rows = policy_for(ask.settings, ask.strategy).trigger
         wanted = ask.mode in {Mode.ACTIVE, Mode.FORCE} and automatic(rows)
-        if not wanted or overflow.kind == "bytes":
+        if not wanted or overflow.kind == "bytes" or refused.report.status is Status.BYPASSED:
             return None
         if (lowered := _with_less_output(ask, refused, overflow)) is not None:
             return lowered
@@ -132,6 +134,8 @@ class Compactor:
 
     async def _fitted(self, ask: Ask) -> Fit:
         view = await self._viewer.view(ask)
+        if view.wishes.bypass:
+            return self._bypassed(view)
         due = _due(view)
         if due is not None or self._replacing.caps(view):  # another replica may have done it already
             view = await self._viewer.renewed(view)
@@ -143,11 +147,19 @@ class Compactor:
             return self._written(view, settled, Status.SHADOW, due)
         return await self._finished(view, due)
 
+    def _bypassed(self, view: View) -> Fit:
+        """The request as it came, because people want it so."""
+        bare = view.with_checkpoint(None)
+        settled = Settled(bare.messages, changed=False, fits=True)
+        return self._written(bare, settled, Status.BYPASSED, ASKED)
+
     async def _refitted(self, ask: Ask, refused: Fit, overflow: Overflow, refusals: int) -> Fit:
         limit = await self._lesson(ask, refused, overflow)
         window = min(filter(None, (limit, ask.settings.window)))
         narrower = replace(ask, settings=replace(ask.settings, window=window))
         view = await self._viewer.view(narrower, refusals=refusals, fresh=True)
+        if view.wishes.bypass:
+            return self._bypassed(view)
         return await self._finished(_told(view, refused.estimate, overflow), "overflow")
 
     async def _lesson(self, ask: Ask, refused: Fit, overflow: Overflow) -> int:
