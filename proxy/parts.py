@@ -11,6 +11,7 @@ from proxy import __version__
 from proxy.adapters.character_counter import CharacterCounter
 from proxy.adapters.engine_transport import EngineTransport
 from proxy.adapters.outgoing_proxy import environment_proxies
+from proxy.adapters.prometheus import Metrics
 from proxy.adapters.summary_model import HttpSummaryModel
 from proxy.adapters.tiktoken_counter import TiktokenCounter
 from proxy.adapters.toktok_counter import ToktokCounter
@@ -30,6 +31,7 @@ from proxy.compaction.viewer import Viewer
 from proxy.config.model import Config
 from proxy.conversations import Conversations
 from proxy.counting import Counting
+from proxy.errors import StoreUnavailable
 from proxy.history import History
 from proxy.installation import Secret, opened_store, store_failed
 from proxy.learning import Learning
@@ -40,6 +42,7 @@ from proxy.reading import Reading
 from proxy.relay.identity import minted
 from proxy.storage.records import Records
 from proxy.storage.throttle import Throttled
+from proxy.storage.timed import Timed
 from proxy.wishes import Wishing
 
 # By name: the library of the one that is not chosen would take 8 MB.
@@ -73,8 +76,15 @@ class Parts:
         check_instructions(config)
         store_url = config.store.url or "memory://"
         self.store = store or opened_store(config, store_url)
+        self.metrics = Metrics(__version__)
         report = Throttled(store_failed)
-        self.records = Records(self.store, report)
+
+        def failed(error: StoreUnavailable) -> None:
+            self.metrics.store_failed(error.reason)
+            report(error)
+
+        self.records = Records(Timed(self.store, self.metrics.store_took), failed)
+        self.metrics.breakers["store"] = lambda: not self.records.in_use
         self.engine = opened_engine(config)
         self.transport = EngineTransport(self.engine)
         self.counter = ToktokCounter(TiktokenCounter(_tokenizer_failed), _tokenizer_failed)
@@ -112,6 +122,8 @@ class Parts:
             _log.info(TOKENIZER_READY, tokenizer=self.counter.chosen)
             asking = asyncio.create_task(self.secret.keep_asking())
             stack.callback(asking.cancel)
+            measuring = asyncio.create_task(self.metrics.keep_fresh())
+            stack.callback(measuring.cancel)
             self.conversations.start()
             self.anchors.start()
             self.ready = True

@@ -11,6 +11,7 @@ from starlette.status import HTTP_400_BAD_REQUEST, HTTP_413_CONTENT_TOO_LARGE
 
 from proxy.admin.bodies import MAX_BODY_BYTES
 from proxy.admin.conversations import Api, install
+from proxy.admin.metrics import Written, metrics_routes
 from proxy.errors import RequestRefused, openai_error
 
 ALIVE_PATHS = ("/livez", "/health/liveliness", "/health/liveness")
@@ -69,16 +70,24 @@ def _health(readiness: Callable[[], Readiness]) -> APIRouter:
     return routes
 
 
-def create_admin(readiness: Callable[[], Readiness], base_path: str = "", api: Api | None = None) -> FastAPI:
+def create_admin(
+    readiness: Callable[[], Readiness],
+    base_path: str = "",
+    api: Api | None = None,
+    metrics: Written | None = None,
+) -> FastAPI:
     """The application behind our own paths, all of them under `base_path`.
 
     Args:
         readiness: Asked at each health check; must not wait.
         base_path: Empty, or a path that starts with `/` and does not end with it.
         api: What the admin API needs; None: there is none.
+        metrics: Gives what `/metrics` answers; None: there is nothing.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.include_router(_health(readiness), prefix=base_path, include_in_schema=False)
+    if metrics is not None:
+        app.include_router(metrics_routes(metrics), prefix=base_path, include_in_schema=False)
     app.add_exception_handler(HTTPException, _refused)
     if api is not None:
         install(app, api, base_path)
