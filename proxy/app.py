@@ -19,6 +19,7 @@ from proxy.relay.aftermath import Aftermath
 from proxy.relay.asgi import Dispatcher
 from proxy.relay.blind import Blind
 from proxy.relay.chat import Chat
+from proxy.relay.compact import Compact
 from proxy.relay.exchange import Upstream
 from proxy.relay.gate import Gate
 from proxy.relay.identity import origin
@@ -63,6 +64,30 @@ def _known_clients(config: Config) -> KnownClients:
     )
 
 
+def _upstream(config: Config, parts: Parts) -> Upstream:
+    """Where requests go, and the mark that they carry."""
+    return Upstream(
+        base_url=config.upstream.base_url,
+        api_key=config.upstream.api_key.get_secret_value(),
+        hop=token_hex(HOP_BYTES),
+        engine=parts.engine,
+        connect_timeout_s=CONNECT_TIMEOUT_S,
+        read_timeout_s=config.upstream.timeout_s,
+    )
+
+
+def _compact(config: Config, parts: Parts, upstream: Upstream, admission: Admission) -> Compact:
+    """What answers `/v1/compact`."""
+    return Compact(
+        config,
+        upstream,
+        origin(config.upstream.base_url),
+        aside=parts.aside(config),
+        secret=lambda: parts.secret.value,
+        admission=admission,
+    )
+
+
 def create_app(config: Config, *, store: Store | None = None) -> ASGIApp:
     """The proxy as an ASGI application; its lifespan opens and closes everything.
 
@@ -75,15 +100,7 @@ def create_app(config: Config, *, store: Store | None = None) -> ASGIApp:
     """
     parts = Parts(config, store)
     target = origin(config.upstream.base_url)
-    hop = token_hex(HOP_BYTES)
-    upstream = Upstream(
-        base_url=config.upstream.base_url,
-        api_key=config.upstream.api_key.get_secret_value(),
-        hop=hop,
-        engine=parts.engine,
-        connect_timeout_s=CONNECT_TIMEOUT_S,
-        read_timeout_s=config.upstream.timeout_s,
-    )
+    upstream = _upstream(config, parts)
     admission = Admission(config.server.max_in_flight)
     compactor = parts.compactor(config)
     chat = Chat(
@@ -108,7 +125,8 @@ def create_app(config: Config, *, store: Store | None = None) -> ASGIApp:
         admin=_admin(config, parts),
         chat=_beginning(chat, parts.records),
         blind=Blind(upstream, admission),
-        hop=hop,
+        hop=upstream.hop,
+        compact=_compact(config, parts, upstream, admission),
         clients=_known_clients(config),
         base_path=config.server.base_path,
         lifespan=Router(lifespan=parts.running),

@@ -8,8 +8,10 @@ from pkgutil import resolve_name
 import structlog
 
 from proxy import __version__
+from proxy.accounts import Accounts
 from proxy.adapters.character_counter import CharacterCounter
 from proxy.adapters.engine_transport import EngineTransport
+from proxy.adapters.memory_store import MemoryStore
 from proxy.adapters.outgoing_proxy import environment_proxies
 from proxy.adapters.prometheus import Metrics
 from proxy.adapters.summary_model import HttpSummaryModel
@@ -17,6 +19,8 @@ from proxy.adapters.tiktoken_counter import TiktokenCounter
 from proxy.adapters.toktok_counter import ToktokCounter
 from proxy.admin.app import Readiness
 from proxy.anchors import Anchors
+from proxy.announcing import Announcing
+from proxy.compaction.aside import Aside
 from proxy.compaction.checkpoint_index import CheckpointIndex
 from proxy.compaction.compactor import Compactor
 from proxy.compaction.effects import Effects
@@ -32,14 +36,17 @@ from proxy.config.model import Config
 from proxy.conversations import Conversations
 from proxy.counting import Counting
 from proxy.errors import StoreUnavailable
+from proxy.feed import Feed
 from proxy.history import History
 from proxy.installation import Secret, opened_store, store_failed
+from proxy.journal import Journal
 from proxy.learning import Learning
 from proxy.logs import TOKENIZER_FAILED, TOKENIZER_READY
 from proxy.owners import Owners
-from proxy.ports import HttpEngine, Store
+from proxy.ports import HttpEngine, Store, SummaryModel
 from proxy.reading import Reading
 from proxy.relay.identity import minted
+from proxy.statistics import Statistics
 from proxy.storage.records import Records
 from proxy.storage.throttle import Throttled
 from proxy.storage.timed import Timed
@@ -70,9 +77,10 @@ class Parts:
     Args:
         config: The configuration; a store URL that is not set means memory.
         store: A store to use in place of the configured one.
+        writer: Who writes summaries in place of the models that the configuration names.
     """
 
-    def __init__(self, config: Config, store: Store | None) -> None:
+    def __init__(self, config: Config, store: Store | None, writer: SummaryModel | None = None) -> None:
         check_instructions(config)
         store_url = config.store.url or "memory://"
         self.store = store or opened_store(config, store_url)
@@ -95,11 +103,16 @@ class Parts:
         self.index = CheckpointIndex(self.records)
         self.anchors = Anchors(self.records)
         self.conversations = Conversations(self.records, config.store.ttl_s)
+        self.accounts = Accounts(self.records, config.store.ttl_s)
+        self.statistics = Statistics(self.records, config.store.ttl_s)
+        self.feed = Feed(self.records, config.store.ttl_s)
+        self.journal = Journal(self.accounts, self.statistics, self.feed, self.records.outdated)
+        self.announcing = Announcing(self.statistics.heard, self.accounts.heard, self.feed.heard)
         self.owners = Owners(self.records, config.store.ttl_s)
         self.history = History(self.records, config.store.ttl_s)
         self.wishing = Wishing(self.records, config.store.ttl_s)
         self.effects = Effects()
-        summarising = Summarising(HttpSummaryModel(self.transport), self.reading)
+        summarising = Summarising(writer or HttpSummaryModel(self.transport), self.reading)
         self.making = Making(summarising, self.records, self.index, self.history, self.reading)
         self.rounds = Rounds(self.making, self.history)
         self.secret = Secret(config, store_url, self.store, report)
@@ -113,6 +126,8 @@ class Parts:
             stack.push_async_callback(self.learning.close)
             stack.callback(self.reading.close)
             stack.push_async_callback(self.transport.aclose)
+            stack.push_async_callback(self.journal.close)
+            stack.push_async_callback(self.feed.close)
             stack.push_async_callback(self.conversations.close)
             stack.push_async_callback(self.anchors.close)
             stack.push_async_callback(self.rounds.close)
@@ -125,6 +140,7 @@ class Parts:
             measuring = asyncio.create_task(self.metrics.keep_fresh())
             stack.callback(measuring.cancel)
             self.conversations.start()
+            self.journal.start()
             self.anchors.start()
             self.ready = True
             yield
@@ -134,14 +150,28 @@ class Parts:
         """Whether requests can be served, and how the store is."""
         return Readiness(self.ready, "ok" if self.records.reachable else "down", __version__)
 
+    def _ordering(self, config: Config) -> Ordering:
+        return Ordering(
+            instructions, lambda tenant, prefix: minted(self.secret.value, tenant, prefix), config.store.ttl_s
+        )
+
+    def aside(self, config: Config) -> Aside:
+        """What compacts without keeping anything."""
+        return Aside(
+            MemoryStore, self.reading, self.learning, self.making.summarising, self._ordering(config)
+        )
+
     def compactor(self, config: Config) -> Compactor:
         """The use case over these parts."""
         viewer = Viewer(self.reading, self.records, self.index, self.learning, self.anchors, self.wishing)
-        ordering = Ordering(
-            instructions, lambda tenant, prefix: minted(self.secret.value, tenant, prefix), config.store.ttl_s
-        )
         replacing = Replacing(
-            viewer, self.rounds, self.making, self.reading, self.wishing, self.effects, ordering
+            viewer,
+            self.rounds,
+            self.making,
+            self.reading,
+            self.wishing,
+            self.effects,
+            self._ordering(config),
         )
         return Compactor(viewer, replacing, self.reading, self.learning)
 

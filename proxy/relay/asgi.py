@@ -10,7 +10,7 @@ from proxy.errors import Overloaded, RequestRefused, UpstreamError
 from proxy.relay.exchange import send_error
 from proxy.relay.headers import HOP_HEADER, first_values, refuse_loop
 from proxy.relay.known_clients import EVERYBODY, KnownClients
-from proxy.relay.paths import is_compacted, is_own
+from proxy.relay.paths import COMPACT_PATH, is_compacted, is_own
 
 
 def _refuse_upgrade(upgrade: bytes) -> None:
@@ -29,6 +29,7 @@ class Dispatcher:
         chat: Answers the compacted paths.
         blind: Answers everything else.
         hop: The mark of this installation, 16 hex digits.
+        compact: Answers `/v1/compact` below `base_path`, to whom requests are relayed; None: `admin` does.
         clients: Who may have requests relayed.
         base_path: Where our own paths live instead of the root.
         lifespan: Is given the server's lifespan events; by default nothing has to be done.
@@ -38,6 +39,7 @@ class Dispatcher:
     chat: ASGIApp
     blind: ASGIApp
     hop: str
+    compact: ASGIApp | None = None
     clients: KnownClients = EVERYBODY
     base_path: str = ""
     lifespan: ASGIApp = field(default_factory=Router)
@@ -48,12 +50,15 @@ class Dispatcher:
             await self.lifespan(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close"})  # before accepting: the server answers 403
-        elif is_own(scope["path"], self.base_path):
-            await self.admin(scope, receive, send)
+        elif not is_own(scope["path"], self.base_path):
+            compacted = is_compacted(scope["method"], scope["raw_path"])
+            await self._relay(self.chat if compacted else self.blind, scope, receive, send)
+        elif self.compact is not None and scope["path"] == self.base_path + COMPACT_PATH:
+            await self._relay(self.compact, scope, receive, send)
         else:
-            await self._relay(scope, receive, send)
+            await self.admin(scope, receive, send)
 
-    async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _relay(self, endpoint: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             first = first_values(scope["headers"])
             scope["headers"] = self.clients.admit(scope["headers"], first)
@@ -61,7 +66,6 @@ class Dispatcher:
                 refuse_loop(scope["headers"], self.hop)
             if b"upgrade" in first:
                 _refuse_upgrade(first[b"upgrade"])
-            endpoint = self.chat if is_compacted(scope["method"], scope["raw_path"]) else self.blind
             await endpoint(scope, receive, send)
         except (RequestRefused, Overloaded, UpstreamError) as error:
             await send_error(send, error)

@@ -12,6 +12,8 @@ _DOTS = re.compile(rb"(?:\.|%2e){2}", re.IGNORECASE)
 _DEPTHS = {"": 0, ".": 0, "..": -1}
 _DEPLOYMENT = re.compile(rb"/deployments/([^/]+)/chat/completions\Z")
 
+# Ours, but for whom requests are relayed.
+COMPACT_PATH = "/v1/compact"
 OWN_PATHS = frozenset(
     {
         "/livez",
@@ -22,7 +24,7 @@ OWN_PATHS = frozenset(
         "/health/liveness",
         "/health/readiness",
         "/metrics",
-        "/v1/compact",
+        COMPACT_PATH,
     }
 )
 OWN_TREES = frozenset({"admin", "ui", "mcp"})
