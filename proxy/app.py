@@ -46,9 +46,7 @@ def _admin(config: Config, parts: Parts) -> ASGIApp:
     recall = Recall(parts.records, parts.history)
     steering = Steering(parts.records, parts.owners, parts.history, parts.wishing, recall)
     access = Access(config.server.host, config.server.admin_key.get_secret_value())
-    app = create_admin(
-        parts.readiness, config.server.base_path, Api(steering, access), parts.metrics.written
-    )
+    app = create_admin(parts.readiness, config.server.base_path, Api(steering, access), parts.metrics.written)
     return _beginning(app, parts.records)
 
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from proxy import logs, serving
+from proxy.cli.shared_metrics import join_metrics
 from proxy.compaction.policies import policy_for
 from proxy.config.checks import is_loopback
 from proxy.config.model import Config, for_model
@@ -196,6 +197,8 @@ def serve_on(
         settle()
         started(bound)
 
+    if worker is not None:
+        join_metrics(worker)
     running = _built(config, waits, told, insistent=worker is None)
     if obey is not None:
         obey(running)

@@ -23,10 +23,10 @@ from types import FrameType
 
 from proxy import logs, serving
 from proxy.cli.foreground import listening, patience, scheme, serve_on, tls_context
+from proxy.cli.shared_metrics import leave_metrics, metrics_folder
 from proxy.config.model import Config
 from proxy.errors import ConfigError, ProxyError
 
-MEMORY = "memory://"
 # A worker that dies is replaced after this long, in seconds; twice as long each time it dies again.
 PAUSE_S = 0.1
 MAX_PAUSE_S = 10.0
@@ -213,8 +213,7 @@ class _Parent:
         return [self.signals[0], *pipes, *sentinels]
 
     def _timeout_s(self) -> float | None:
-        times = [worker.due for worker in self.workers if worker.due is not None]
-        times += [] if self.end_by is None else [self.end_by]
+        times = [due for due in (self.end_by, *(each.due for each in self.workers)) if due is not None]
         return max(min(times) - time.monotonic(), 0.0) if times else None
 
     def _replace(self) -> None:
@@ -257,6 +256,7 @@ class _Parent:
 
     def _mourn(self, worker: _Worker) -> None:
         """Decide when a worker is replaced."""
+        leave_metrics(worker.number)
         sound = worker.up and time.monotonic() - worker.born >= SOUND_S
         worker.deaths = 0 if sound else worker.deaths + 1
         worker.due = time.monotonic() + min(PAUSE_S * 2 ** max(worker.deaths - 1, 0), MAX_PAUSE_S)
@@ -282,7 +282,7 @@ def run_workers(config: Config, started: Callable[[str], None]) -> None:
         ProxyError: A worker did not start.
     """
     server = config.server
-    if config.store.url == MEMORY:
+    if config.store.url == "memory://":
         raise ConfigError("server.workers: several workers need a store that they can share, not memory://")
     tls_context(server)  # said once, and not by each worker
     bound = _listeners(config)
@@ -291,7 +291,7 @@ def run_workers(config: Config, started: Callable[[str], None]) -> None:
     parent = _Parent(config, bound[0].getsockname()[1], workers)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, parent.signalled)
-    with serving.removed_at_the_end(bound[0]):
+    with serving.removed_at_the_end(bound[0]), metrics_folder():
         try:
             parent.run(lambda: started(url))
         finally:
