@@ -41,9 +41,16 @@ class Outdated:
         self._prefixes.append(prefix)
         self._count += 1
 
+    def begun(self) -> int | None:
+        """When what runs here began, for those who ask later whether it `covers` a key."""
+        return _begun.get()
+
     def covers(self, key: str) -> bool:
         """Whether a key was forgotten since what runs here began."""
-        begun = _begun.get()
+        return self.covered(key, _begun.get())
+
+    def covered(self, key: str, begun: int | None) -> bool:
+        """Whether a key was forgotten since then."""
         if begun is None or begun == self._count:
             return False
         newer = self._count - begun

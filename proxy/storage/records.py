@@ -153,11 +153,18 @@ class Records:
 
     async def append(self, key: str, fields: Fields, *, ttl_s: float, keep: int) -> bool:
         """Add a line to a list of which the newest `keep` stay. Whether it was saved."""
-        if self.outdated.covers(key):
+        return await self.write([Line(key, fields, ttl_s, keep)])
+
+    async def write(self, items: Sequence[Item | Line]) -> bool:
+        """Overwrite records and add lines of one scope, in one call, or nothing. Whether it was saved.
+
+        Whoever writes records so is the only one who does, or holds a lease.
+        """
+        if any(self.outdated.covers(item.key) for item in items):
             return False
         try:
-            entry = sealed(Line(key, fields, ttl_s, keep))
-            await self._reach.ask(lambda: self._store.write([entry]))
+            entries = list(map(sealed, items))
+            await self._reach.ask(lambda: self._store.write(entries))
         except StoreUnavailable as error:
             self._note(error)
             return False

@@ -1,0 +1,189 @@
+"""The journal: every exchange is noted at once and worked through behind, in no request's way.
+
+Once a second what was noted is priced, counted, put to the account of its conversation, and told to whoever
+listens; then all that is written.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import structlog
+
+from proxy.accounts import Accounts, Kept, to_fields
+from proxy.core.economics import Saving, Standing, saving
+from proxy.core.exchange import Exchange
+from proxy.core.keys import conversation_key
+from proxy.core.price import Price
+from proxy.feed import EXCHANGE, Feed
+from proxy.guard import contained
+from proxy.logs import JOURNAL_NOT_WRITTEN
+from proxy.statistics import Statistics
+from proxy.storage.outdated import Outdated
+
+FLUSH_S = 1.0
+# Exchanges that may wait to be worked through; beyond it the newest are not noted.
+MAX_NOTED = 50_000
+# Exchanges that are worked through before others have their turn.
+AT_ONCE = 100
+# Conversations of which it is remembered what the provider has read.
+MAX_STANDING = 10_000
+
+_log = structlog.get_logger()
+
+
+class Pricing(Protocol):
+    """Knows what models cost."""
+
+    def of(self, model: str, origin: str) -> Price | None:
+        """The price of a model at an upstream; None where it is not known, or not yet."""
+        ...
+
+    async def ready(self) -> None:
+        """Come back when prices are known, or cannot be."""
+        ...
+
+
+class Noted(NamedTuple):
+    """An exchange, and whose it was.
+
+    Attributes:
+        tenant: Whose.
+        conversation: Of which conversation, if that is known.
+        origin: Of the upstream.
+        exchange: Its figures.
+        prefixes: Prefix digests of the client's non-privileged messages; empty where it was not read.
+    """
+
+    tenant: str
+    conversation: str | None
+    origin: str
+    exchange: Exchange
+    prefixes: tuple[bytes, ...] = ()
+
+
+class Entry(NamedTuple):
+    """What was noted, and what it saved; None where that is not known."""
+
+    noted: Noted
+    saving: Saving | None
+
+
+# Given exchanges, some at a time, behind their requests, on the event loop; must not wait.
+Listener = Callable[[Sequence[Entry]], None]
+
+
+class Journal:
+    """Notes exchanges, and has them priced, counted and written, on one event loop.
+
+    Args:
+        accounts: Keep what belongs to a conversation.
+        statistics: Count.
+        feed: Tells those who watch.
+        outdated: Knows when what runs here began.
+        pricing: Knows prices; None: nobody does.
+
+    Attributes:
+        listeners: Whom to give them to. One that fails keeps nobody from hearing.
+        lost: Exchanges that were not noted because too many waited.
+    """
+
+    def __init__(
+        self,
+        accounts: Accounts,
+        statistics: Statistics,
+        feed: Feed,
+        outdated: Outdated,
+        pricing: Pricing | None = None,
+    ) -> None:
+        self._accounts = accounts
+        self._statistics = statistics
+        self._feed = feed
+        self._outdated = outdated
+        self._pricing = pricing
+        self._noted: list[tuple[Noted, int | None]] = []
+        self._standing: OrderedDict[str, Standing] = OrderedDict()
+        self._task: asyncio.Task[None] | None = None
+        self._flushing = asyncio.Lock()
+        self.listeners: list[Listener] = []
+        self.lost = 0
+
+    def note(self, noted: Noted) -> None:
+        """Note one exchange. In the way of every request."""
+        if len(self._noted) < MAX_NOTED:
+            self._noted.append((noted, self._outdated.begun()))
+        else:
+            self.lost += 1
+
+    def start(self) -> None:
+        """Begin to work in the background."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Write what waits, and end."""
+        if self._task is not None:
+            async with self._flushing:  # what is being written is written to its end
+                self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Work through what was noted, and write what waits."""
+        async with self._flushing:
+            await self._work()
+            await self._feed.flush()
+            await self._statistics.flush()
+            await self._accounts.flush()
+
+    async def exchanges(self, tenant: str, conversation: str, limit: int = 500) -> list[Kept]:
+        """The newest exchanges of a conversation that are written, oldest first."""
+        return await self._accounts.exchanges(tenant, conversation, limit)
+
+    async def _work(self) -> None:
+        noted, self._noted = self._noted, []
+        if noted:
+            await self._await_prices(noted[0][0])
+        for start in range(0, len(noted), AT_ONCE):
+            entries = [self._entered(each, begun) for each, begun in noted[start : start + AT_ONCE]]
+            for listener in self.listeners:
+                with contained(_not_written):
+                    listener(entries)
+            await asyncio.sleep(0)
+
+    async def _await_prices(self, noted: Noted) -> None:
+        """Have the prices loaded that the first exchange asks for."""
+        if self._pricing is not None and self._pricing.of(noted.exchange.model, noted.origin) is None:
+            await self._pricing.ready()
+
+    def _entered(self, noted: Noted, begun: int | None) -> Entry:
+        """An exchange with its price; counted, told, and in its conversation's account."""
+        made = self._saved(noted)
+        self._statistics.add(noted.tenant, noted.exchange, made)
+        kept = Kept(noted.exchange, made)
+        if noted.conversation is None:
+            self._feed.tell(EXCHANGE, to_fields(kept))
+        elif self._accounts.add(noted.tenant, noted.conversation, kept, begun):
+            self._feed.tell(EXCHANGE, {**to_fields(kept), "conversation": noted.conversation})
+        return Entry(noted, made)
+
+    def _saved(self, noted: Noted) -> Saving | None:
+        price = self._pricing.of(noted.exchange.model, noted.origin) if self._pricing else None
+        if noted.conversation is None:
+            return saving(noted.exchange, noted.prefixes, None, price)[0]
+        key = conversation_key(noted.tenant, noted.conversation)
+        made, self._standing[key] = saving(noted.exchange, noted.prefixes, self._standing.get(key), price)
+        self._standing.move_to_end(key)
+        if len(self._standing) > MAX_STANDING:
+            self._standing.popitem(last=False)
+        return made
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            with contained(_not_written):
+                await self.flush()
+
+
+def _not_written(error: BaseException) -> None:
+    _log.warning(JOURNAL_NOT_WRITTEN, error=type(error).__name__)

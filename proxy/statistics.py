@@ -1,0 +1,227 @@
+"""Statistics: what all exchanges come to, by hour, model and key, whoever has relayed them.
+
+Every process overwrites records of its own, one for each hour, so nothing is lost between workers or
+replicas, and a write that is made twice does no harm. Reading sums over all processes; hours that are long
+over are held. What stands here is of no conversation: it outlives those that are deleted, and so do the
+names of models and the digests of keys in it.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+from secrets import token_hex
+from typing import Literal, NamedTuple
+
+from proxy.core.economics import Saving
+from proxy.core.event import Event
+from proxy.core.exchange import Exchange
+from proxy.core.keys import day_prefix, hours_key, key_name, writers_key
+from proxy.core.statistics import Counters, from_fields, to_fields
+from proxy.lru import Lru
+from proxy.storage.records import Fields, Item, Line, Records
+
+HOUR_S = 3_600
+HOURS_OF_A_DAY = 24
+DAY_S = 86_400
+# Pairs of a model and a key that one process counts apart in an hour; more than that are counted together.
+MAX_PAIRS = 500
+OTHERS = ("other", "other")
+# Hours that may wait for a store that is away.
+MAX_WAITING_HOURS = 48
+# Processes of one day that are read.
+MAX_WRITERS = 1_000
+# An hour may still be written for so long after its end: by a process whose store was away.
+SETTLED_S = 900.0
+# Hours that are over are held for so long.
+HELD_S = 3_600.0
+MAX_READ_S = 400.0 * DAY_S
+HELD_BYTES = 8 * 1024 * 1024
+# What holding one pair of an hour takes, about.
+PAIR_BYTES = 1_000
+DAYS_AT_ONCE = 4
+_WRITER_BYTES = 8
+
+By = Literal["hour", "day", "model", "key", "total"]
+Hour = dict[tuple[str, str], Counters]
+
+
+class Row(NamedTuple):
+    """Counters, and what they are of: an hour (`2026-11-22T13`, UTC), a day, a model, a key, or `total`."""
+
+    of: str
+    counters: Counters
+
+
+def _day(hour: int) -> str:
+    return datetime.fromtimestamp(hour * HOUR_S, UTC).strftime("%Y-%m-%d")
+
+
+def _name(by: By, hour: int, pair: tuple[str, str]) -> str:
+    if by in {"hour", "day"}:
+        at = datetime.fromtimestamp(hour * HOUR_S, UTC)
+        return at.strftime("%Y-%m-%dT%H" if by == "hour" else "%Y-%m-%d")
+    return {"model": pair[0], "key": pair[1]}.get(by, by)
+
+
+def _joined(hours: Iterable[Hour]) -> Hour:
+    """The sum of what several processes have counted."""
+    found: Hour = {}
+    for hour in hours:
+        for pair, counters in hour.items():
+            found.setdefault(pair, Counters()).join(counters)
+    return found
+
+
+def _written(hour: Hour) -> Fields:
+    rows = [{"model": model, "key": key, **to_fields(counters)} for (model, key), counters in hour.items()]
+    return {"rows": rows}
+
+
+def _read(fields: Fields | None) -> Hour:
+    rows = (fields or {}).get("rows")
+    return {
+        (str(row.get("model", "")), str(row.get("key", ""))): from_fields(row)
+        for row in (rows if isinstance(rows, list) else ())
+        if isinstance(row, dict)
+    }
+
+
+class Statistics:
+    """Counts, writes and reads, on one event loop. No method raises because of the store.
+
+    Args:
+        records: Where they are kept.
+        ttl_s: Seconds that an hour is kept.
+        now: Seconds since the epoch.
+    """
+
+    def __init__(self, records: Records, ttl_s: float, now: Callable[[], float] = time.time) -> None:
+        self._records = records
+        self._ttl_s = ttl_s
+        self._now = now
+        self._writer = token_hex(_WRITER_BYTES)
+        self._ours: dict[int, Hour] = {}  # the hours that this process may still add to, or has to write
+        self._unwritten: set[int] = set()
+        self._listed: set[str] = set()  # days among whose writers this process is
+        self._held: Lru[int, tuple[float, Hour]] = Lru(HELD_BYTES)
+        self._flushing = asyncio.Lock()
+
+    def add(self, tenant: str, exchange: Exchange, saving: Saving | None) -> None:
+        """Count one exchange in the hour that it came in."""
+        counters = self._counters(exchange.at, exchange.model, tenant)
+        counters.add(exchange)
+        if saving is not None:
+            counters.price(saving.cost, saving.gross, saving.cache_loss)
+        elif exchange.code < 400:
+            counters.unpriced += 1
+
+    def heard(self, tenant: str, event: Event) -> None:
+        """Count one event, under the model that the conversation asks (an `announcing.Listener`)."""
+        self._counters(event.at, event.asked, tenant).hear(event)
+
+    async def flush(self) -> None:
+        """Write the hours that have changed."""
+        async with self._flushing:
+            for hour in sorted(self._unwritten):
+                if not self._records.in_use:
+                    return  # the rest waits until the store is back
+                self._unwritten.discard(hour)
+                if not await self._write(hour):
+                    self._unwritten.add(hour)
+            self._let_go()
+
+    async def rows(self, since: float, until: float, by: By) -> list[Row]:
+        """What the hours that lie in `[since, until)`, if only in part, come to, in the order of names.
+
+        Args:
+            since: Seconds since the epoch; not more than `ttl_s` ago has any effect.
+            until: Seconds since the epoch.
+            by: What a row is of.
+        """
+        found: dict[str, Counters] = {}
+        async for hour, pairs in self._hours(since, until):
+            for pair, counters in pairs.items():
+                found.setdefault(_name(by, hour, pair), Counters()).join(counters)
+        return [Row(of, found[of]) for of in sorted(found)]
+
+    def _counters(self, at: float, model: str, tenant: str) -> Counters:
+        # What came longer ago is counted later: what was written of that hour is not held any more.
+        number = int(max(at, self._now() - SETTLED_S) // HOUR_S)
+        hour = self._ours.get(number)
+        if hour is None:
+            hour = self._ours[number] = {}
+        self._unwritten.add(number)
+        pair = (model, key_name(tenant))
+        counters = hour.get(pair)
+        if counters is None:
+            pair = pair if len(hour) < MAX_PAIRS else OTHERS
+            counters = hour.setdefault(pair, Counters())
+        return counters
+
+    async def _write(self, number: int) -> bool:
+        day = _day(number)
+        items: list[Item | Line] = [
+            Item(
+                hours_key(day, number % HOURS_OF_A_DAY, self._writer),
+                _written(self._ours[number]),
+                self._ttl_s,
+            )
+        ]
+        if day not in self._listed:
+            items.append(Line(writers_key(day), {"writer": self._writer}, self._ttl_s, MAX_WRITERS))
+        written = await self._records.write(items)
+        if written:
+            self._listed.add(day)
+        return written
+
+    async def _hours(self, since: float, until: float) -> AsyncIterator[tuple[int, Hour]]:
+        """The hours of these times of which anything is known, oldest first."""
+        first = int(max(since, self._now() - min(self._ttl_s, MAX_READ_S)) // HOUR_S)
+        last = math.ceil(min(until, self._now() + DAY_S) / HOUR_S)
+        days = [list(hours) for _, hours in groupby(range(first, last), _day)]
+        for start in range(0, len(days), DAYS_AT_ONCE):
+            for found in await asyncio.gather(*map(self._of_day, days[start : start + DAYS_AT_ONCE])):
+                for hour in sorted(found):
+                    yield hour, found[hour]
+
+    async def _of_day(self, hours: Sequence[int]) -> dict[int, Hour]:
+        """These hours of one day."""
+        now = self._now()
+        known = {hour: held[1] for hour in hours if (held := self._held.get(hour)) and held[0] > now}
+        asked = [hour for hour in hours if hour not in known]
+        stored = await self._stored(asked) if asked else []
+        for hour in asked:
+            parts = [part for at, part in stored if at == hour]
+            known[hour] = _joined([*parts, self._ours.get(hour, {})])
+            if (hour + 1) * HOUR_S + 2 * SETTLED_S < now:
+                self._held.put(hour, (now + HELD_S, known[hour]), PAIR_BYTES * (len(known[hour]) + 1))
+        return known
+
+    async def _stored(self, hours: Sequence[int]) -> list[tuple[int, Hour]]:
+        """What processes have written of these hours of one day; of our own, what is not at hand."""
+        day = _day(hours[0])
+        lines = await self._records.tail(writers_key(day), MAX_WRITERS)
+        writers = {writer for line in lines if isinstance(writer := line.get("writer"), str)}
+        asked = [
+            (hour, writer)
+            for hour in hours
+            for writer in sorted(writers)
+            if writer != self._writer or hour not in self._ours
+        ]
+        keys = [hours_key(day, hour % HOURS_OF_A_DAY, writer) for hour, writer in asked]
+        found = await self._records.find(keys, fresh=True) if keys else []
+        self._records.let_go(day_prefix(day))  # they would drive out what requests need
+        return [(hour, _read(fields)) for (hour, _), fields in zip(asked, found, strict=True) if fields]
+
+    def _let_go(self) -> None:
+        """Hold no hours of our own that nobody adds to any more; those that could not be written a while."""
+        settled = int((self._now() - SETTLED_S) // HOUR_S)
+        for number in [each for each in self._ours if each < settled and each not in self._unwritten]:
+            del self._ours[number]
+        for number in sorted(self._ours)[:-MAX_WAITING_HOURS]:
+            del self._ours[number]
+            self._unwritten.discard(number)
+        self._listed &= {_day(number) for number in self._ours}
