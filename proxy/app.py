@@ -24,6 +24,7 @@ from proxy.relay.exchange import Upstream
 from proxy.relay.gate import Gate
 from proxy.relay.identity import origin
 from proxy.relay.known_clients import KnownClients
+from proxy.relay.trouble import Trouble
 from proxy.steering import Steering
 from proxy.storage.records import Records
 
@@ -110,7 +111,8 @@ def create_app(config: Config, *, store: Store | None = None) -> ASGIApp:
             upstream,
             compactor=compactor,
             observing=parts.observing(),
-            conversations=parts.conversations,
+            note=parts.journal.note,
+            trouble=Trouble(parts.announcing, parts.history),
             owners=parts.owners,
             learning=parts.learning,
             discovery=HttpDiscovery(parts.transport),

@@ -1,5 +1,6 @@
 """What is done once the client has its answer: learning from it, and work ahead of need."""
 
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -10,17 +11,18 @@ from starlette.types import Scope
 from proxy.compaction.compactor import Compactor
 from proxy.compaction.fitting import Ask, Fit, Status
 from proxy.compaction.observing import Observing
-from proxy.conversations import Conversations
 from proxy.dialects.chat import probe_body
 from proxy.dialects.usage import Usage, UsageTap
 from proxy.errors import UpstreamError
 from proxy.guard import contained
+from proxy.journal import Noted
 from proxy.learning import Learning
 from proxy.logs import NOT_OBSERVED
 from proxy.owners import Owners
 from proxy.ports import Discovery
 from proxy.relay.exchange import Upstream, build_request, open_answer
 from proxy.relay.summary_routes import credentials
+from proxy.relay.trouble import Trouble
 
 # An answer of 16 tokens is small.
 MAX_PROBE_BYTES = 262_144
@@ -35,23 +37,25 @@ class Answered(NamedTuple):
         tenant: Whose it was.
         conversation: Of which conversation, if that is known.
         model: The model that was asked; empty if that is not known.
-        request_bytes: Of the client's body.
-        usage: What the upstream counted, if it said so.
+        request: The request's id.
+        usage: What the upstream counted, if it said so; None where the answer is an error.
         scope: The request (ASGI).
         ask: The request as it was read; None where it passed unread.
         fit: What was forwarded; None where it passed unread.
         failed: Whether the answer is an error: nothing it says is learned, and nothing is prepared or asked.
+        recovered: Whether the upstream had refused it as too long, and took a shorter one.
     """
 
     tenant: str
     conversation: str | None
     model: str
-    request_bytes: int
+    request: str
     usage: Usage | None
     scope: Scope
     ask: Ask | None = None
     fit: Fit | None = None
     failed: bool = False
+    recovered: bool = False
 
 
 class Aftermath:
@@ -61,7 +65,8 @@ class Aftermath:
         upstream: Where requests go.
         compactor: Works ahead of need.
         observing: Learns from answers.
-        conversations: Keeps the totals.
+        note: Is given each request's figures once it has ended; must not wait.
+        trouble: Tells of requests that did not go as they should.
         owners: Remembers whose a conversation is.
         learning: Knows which windows are unknown.
         discovery: Asks the upstream for them.
@@ -73,7 +78,8 @@ class Aftermath:
         *,
         compactor: Compactor,
         observing: Observing,
-        conversations: Conversations,
+        note: Callable[[Noted], None],
+        trouble: Trouble,
         owners: Owners,
         learning: Learning,
         discovery: Discovery,
@@ -81,7 +87,8 @@ class Aftermath:
         self._upstream = upstream
         self._compactor = compactor
         self._observing = observing
-        self._conversations = conversations
+        self.note = note
+        self._trouble = trouble
         self._owners = owners
         self._learning = learning
         self._discovery = discovery
@@ -90,19 +97,14 @@ class Aftermath:
         """Take note of one request; nothing that goes wrong here touches anybody."""
         with contained(_not_observed):
             if answered.conversation is not None:
-                self._conversations.note(
-                    answered.tenant,
-                    answered.conversation,
-                    answered.model,
-                    answered.request_bytes,
-                    None if answered.failed else answered.usage,
-                )
                 await self._owners.note(answered.tenant, answered.conversation)
             if answered.ask is not None and answered.fit is not None:
                 await self._read(answered, answered.ask, answered.fit)
 
     async def _read(self, answered: Answered, ask: Ask, fit: Fit) -> None:
         """What only a request that was read allows."""
+        told = answered.request, ask.model
+        await self._trouble(ask.tenant, fit.report, *told, recovered=answered.recovered)
         if answered.failed:
             await self._observing.observe(ask, fit, None)
             return

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
 from functools import partial
 from secrets import token_bytes
 
@@ -18,14 +17,17 @@ from proxy.dialects.chat_reader import KEY_BYTES, Reader
 from proxy.dialects.overflow import detect
 from proxy.dialects.usage import UsageTap
 from proxy.errors import Overloaded, Unreadable, UpstreamError
+from proxy.journal import Noted
+from proxy.logs import REQUEST
 from proxy.relay.admission import Admission
 from proxy.relay.aftermath import Aftermath, Answered
-from proxy.relay.control import ASKING, UNREAD, Control, control, report_headers
+from proxy.relay.control import ASKING, Control, control
 from proxy.relay.exchange import Answer, Upstream, build_request, open_answer, relay_back, send_error
 from proxy.relay.gate import Gate
-from proxy.relay.headers import Headers, first_values, length_of, value
-from proxy.relay.identity import Identities, Who
+from proxy.relay.headers import first_values, length_of, value
+from proxy.relay.identity import Identities
 from proxy.relay.inbound import read_body, while_connected
+from proxy.relay.passage import Passage, request_id
 from proxy.relay.paths import deployment
 from proxy.relay.summary_routes import summary_routes
 
@@ -33,61 +35,6 @@ from proxy.relay.summary_routes import summary_routes
 PEEK_BYTES = 65_536
 
 USUAL = Control()
-
-
-@dataclass(slots=True)
-class _Passage:
-    """One request on its way.
-
-    Attributes:
-        who: Whose it is.
-        raw: The client's body, until nobody needs it any more.
-        scope: The request (ASGI).
-        control: What the client asked of us.
-        size: Bytes of the body.
-        fit: What is forwarded; None where that is the body as it came, unread.
-        ask: The request as it was read.
-        model: The model asked for, as far as it matters.
-        overhead_s: Seconds spent on making it fit.
-        failed: Whether the upstream answered with an error.
-    """
-
-    who: Who
-    raw: bytes
-    scope: Scope
-    control: Control
-    size: int
-    fit: Fit | None = None
-    ask: Ask | None = None
-    model: str = ""
-    overhead_s: float = 0.0
-    failed: bool = False
-
-    @property
-    def conversation(self) -> str | None:
-        """The conversation, as far as it is known."""
-        return (self.fit.report.conversation if self.fit else None) or self.who.conversation
-
-    @property
-    def teaches(self) -> bool:
-        """Whether anything is done with what its answer says."""
-        return self.ask is not None or self.conversation is not None
-
-    def headers(self) -> Headers:
-        """Our response headers; a request that passed the gate carries its status only."""
-        if self.fit is None:
-            return UNREAD
-        return report_headers(self.fit.report, self.overhead_s if self.ask else None)
-
-    def whole(self) -> Fit:
-        """What is forwarded, as a fit in any case."""
-        return self.fit or Fit(self.raw, 0, Report(Status.NONE))
-
-    def release(self) -> None:
-        """Let go of a body that was forwarded and that nothing is learned from, while its answer streams."""
-        if self.ask is None:
-            self.raw = b""
-            self.fit = self.fit and replace(self.fit, raw=b"")
 
 
 class Chat:
@@ -143,29 +90,44 @@ class Chat:
             await self._admission.wait()
         try:
             who = self._identities.of(scope["headers"], first, self._secret())
+            name = request_id(first.get(b"x-request-id"))
+            REQUEST.set(name)
             declared = length_of(first.get(b"content-length"))
             raw = await read_body(receive, self._config.server.max_body_bytes, declared)
-            passage = _Passage(who, raw, scope, wishes, len(raw))
+            passage = Passage(who, raw, scope, wishes, len(raw), name)
             del raw  # so that it can be let go of
-            async with while_connected(scope, receive):
-                tap = await self._relay(passage, send)
+            answered = await self._attended(passage, receive, send)
         finally:
             self._admission.leave()
-        if tap is not None:
-            await self._after(passage, tap)
+        if answered is not None:
+            await self._aftermath(answered)
+            if passage.ask is not None:
+                self._gate.reconsider()
 
-    async def _relay(self, passage: _Passage, send: Send) -> UsageTap | None:
+    async def _attended(self, passage: Passage, receive: Receive, send: Send) -> Answered | None:
+        """Relay while the client is there, and note how it went; what can be learned, if anything."""
+        usage = None
+        try:
+            async with while_connected(passage.scope, receive):
+                tap = await self._relay(passage, send)
+            usage = tap.result() if tap is not None and not passage.failed else None
+        finally:
+            whose = passage.who.tenant, passage.conversation, self._origin
+            self._aftermath.note(Noted(*whose, passage.exchange(usage), passage.prefixes))
+        return None if tap is None else passage.answered(usage)
+
+    async def _relay(self, passage: Passage, send: Send) -> UsageTap | None:
         """Fit, forward, stream back; the tap that watched, or None if nothing is to be learned."""
-        started = time.perf_counter()
         await self._fit(passage)
-        passage.overhead_s += time.perf_counter() - started
         try:
             answer = await self._answer(passage)
         except UpstreamError as error:
+            passage.settled()
             await send_error(send, error, passage.headers())
             return None
         passage.release()
-        passage.failed = answer.response.status >= httpx.codes.BAD_REQUEST
+        passage.code = answer.response.status
+        passage.settled()
         if not passage.teaches:
             await relay_back(answer, send, extra=passage.headers())
             return None
@@ -173,16 +135,7 @@ class Chat:
         whole = await relay_back(answer, send, extra=passage.headers(), tap=tap.feed)
         return tap if whole else None
 
-    async def _after(self, passage: _Passage, tap: UsageTap) -> None:
-        """What is done once the client has its answer."""
-        ask = passage.ask
-        model = ask.model if ask else passage.model
-        whose = passage.who.tenant, passage.conversation, model, passage.size
-        await self._aftermath(Answered(*whose, tap.result(), passage.scope, ask, passage.fit, passage.failed))
-        if passage.ask is not None:
-            self._gate.reconsider()
-
-    async def _fit(self, passage: _Passage) -> None:
+    async def _fit(self, passage: Passage) -> None:
         """Decide what to forward."""
         if not passage.control.in_force and self._passes(passage):
             return
@@ -196,14 +149,14 @@ class Chat:
         if passage.fit.report.round is not None:
             self._gate.remember(passage.who.conversation)
 
-    def _passes(self, passage: _Passage) -> bool:
+    def _passes(self, passage: Passage) -> bool:
         """Whether a request is too small to be read."""
         who = passage.who
         models = self._gate.models(passage.raw, deployment(passage.scope["raw_path"]))
         passage.model = min(models, default="")
         return self._gate.passes(passage.raw, models, who.tenant, who.conversation)
 
-    async def _ask(self, passage: _Passage) -> Ask:
+    async def _ask(self, passage: Passage) -> Ask:
         """The request as the compactor takes it.
 
         Raises:
@@ -235,7 +188,7 @@ class Chat:
             remembered=passage.who.conversation is not None or self._config.session.fallback == "content",
         )
 
-    def _mode(self, passage: _Passage, settings: ModelSettings) -> Mode:
+    def _mode(self, passage: Passage, settings: ModelSettings) -> Mode:
         """The stricter of what is configured and what the request asks for."""
         configured = Mode(settings.compaction.mode)
         asked = passage.control.mode
@@ -243,9 +196,9 @@ class Chat:
             return configured
         return Mode.SHADOW if configured is Mode.SHADOW and asked is Mode.FORCE else asked
 
-    async def _answer(self, passage: _Passage) -> Answer:
+    async def _answer(self, passage: Passage) -> Answer:
         """The upstream's answer; where it refuses the request as too long, that of a shorter one."""
-        answer = await self._open(passage.scope, passage.fit.raw if passage.fit else passage.raw)
+        answer = await self._open(passage, passage.fit.raw if passage.fit else passage.raw)
         if passage.ask is None and answer.response.status == httpx.codes.OK:
             return answer  # of what was not read nothing is too long
         shorter, given = None, False
@@ -258,11 +211,15 @@ class Chat:
                 await answer.aclose()
         return shorter or answer
 
-    async def _open(self, scope: Scope, raw: bytes) -> Answer:
-        return await open_answer(self._upstream, build_request(self._upstream, scope, raw))
+    async def _open(self, passage: Passage, raw: bytes) -> Answer:
+        started = time.perf_counter()
+        try:
+            return await open_answer(self._upstream, build_request(self._upstream, passage.scope, raw))
+        finally:
+            passage.waited(time.perf_counter() - started)
 
     async def _recovered(
-        self, passage: _Passage, refused: Answer, fit: Fit, refusals: int = 1
+        self, passage: Passage, refused: Answer, fit: Fit, refusals: int = 1
     ) -> Answer | None:
         """The answer to a shorter request, if `fit` was refused for its length and a shorter one is taken."""
         status = refused.response.status
@@ -270,19 +227,17 @@ class Chat:
         overflow = detect(status, seen, refused.field(b"content-encoding"))
         if overflow is None:
             return None
-        started = time.perf_counter()
         try:
             ask = passage.ask or await self._ask(passage)
             shorter = await self._compactor.refit(ask, fit, overflow, refusals)
             self._gate.reconsider()
-            passage.overhead_s += time.perf_counter() - started
-            answer = await self._open(passage.scope, shorter.raw) if shorter else None
+            answer = await self._open(passage, shorter.raw) if shorter else None
         except (Overloaded, Unreadable, UpstreamError):
             return None
         if shorter is None or answer is None:
             return None
         if answer.response.status < httpx.codes.BAD_REQUEST:
-            passage.ask, passage.fit = ask, shorter
+            passage.ask, passage.fit, passage.recovered = ask, shorter, True
             return answer
         async with aclosing(answer):
             again = refusals < REPLAYS

@@ -1,0 +1,152 @@
+"""One request on its way through the relay: what is known of it at each stage, and its figures at the end."""
+
+import re
+import time
+from dataclasses import dataclass, field, replace
+from itertools import count
+from secrets import token_hex
+
+from starlette.types import Scope
+
+from proxy.compaction.fitting import Ask, Fit, Report, Status
+from proxy.core.exchange import Exchange
+from proxy.dialects.usage import Usage
+from proxy.relay.aftermath import Answered
+from proxy.relay.control import UNREAD, Control, report_headers
+from proxy.relay.headers import Headers
+from proxy.relay.identity import Who
+
+# Ids of requests are told apart by the process and a number: they go into logs, and guess nothing.
+_PROCESS = token_hex(5)
+_NUMBERS = count(1)
+_GIVEN = re.compile(rb"[!-~]{1,128}")
+_NOTHING = Report(Status.NONE)
+
+
+def request_id(given: bytes | None) -> str:
+    """The id that the client gave its request (`x-request-id`), if it is fit to be shown; else a new one."""
+    if given is not None and _GIVEN.fullmatch(given):
+        return given.decode("ascii")
+    return f"r_{_PROCESS}{next(_NUMBERS):x}"
+
+
+@dataclass(slots=True)
+class Passage:
+    """One request on its way.
+
+    Attributes:
+        who: Whose it is.
+        raw: The client's body, until nobody needs it any more.
+        scope: The request (ASGI).
+        control: What the client asked of us.
+        size: Bytes of the body.
+        request: Its id.
+        fit: What is forwarded; None where that is the body as it came, unread.
+        ask: The request as it was read.
+        model: The model asked for, as far as it matters.
+        code: The upstream's status code; 0 while there is no answer.
+        at: When it came, in seconds since the epoch.
+        started: The same in monotonic seconds.
+        waited_s: Seconds that the upstream was waited for, before its answers began.
+        first_byte_s: Of these, those for the answer that is relayed.
+        overhead_s: Seconds from its coming to its answer's being relayed that were not the upstream's.
+        recovered: Whether the upstream had refused it as too long, and took a shorter one.
+    """
+
+    who: Who
+    raw: bytes
+    scope: Scope
+    control: Control
+    size: int
+    request: str
+    fit: Fit | None = None
+    ask: Ask | None = None
+    model: str = ""
+    code: int = 0
+    at: float = field(default_factory=time.time)
+    started: float = field(default_factory=time.perf_counter)
+    waited_s: float = 0.0
+    first_byte_s: float | None = None
+    overhead_s: float = 0.0
+    recovered: bool = False
+
+    @property
+    def conversation(self) -> str | None:
+        """The conversation, as far as it is known."""
+        return (self.fit.report.conversation if self.fit else None) or self.who.conversation
+
+    @property
+    def teaches(self) -> bool:
+        """Whether anything is done with what its answer says."""
+        return self.ask is not None or self.conversation is not None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the upstream answered with an error."""
+        return self.code >= 400
+
+    @property
+    def prefixes(self) -> tuple[bytes, ...]:
+        """Prefix digests of the client's messages; none where they were not read."""
+        return self.fit.footing.prefixes if self.fit and self.fit.footing else ()
+
+    def waited(self, seconds: float) -> None:
+        """The upstream has answered, or failed to, after so long."""
+        self.waited_s += seconds
+        self.first_byte_s = seconds
+
+    def settled(self) -> None:
+        """From here on the client waits for nobody but the upstream."""
+        self.overhead_s = time.perf_counter() - self.started - self.waited_s
+
+    def headers(self) -> Headers:
+        """Our response headers; a request that passed the gate carries its status only."""
+        if self.fit is None:
+            return UNREAD
+        told = report_headers(self.fit.report, self.overhead_s if self.ask else None)
+        told.append((b"x-compaction-request-id", self.request.encode()))
+        return told
+
+    def whole(self) -> Fit:
+        """What is forwarded, as a fit in any case."""
+        return self.fit or Fit(self.raw, 0, _NOTHING)
+
+    def release(self) -> None:
+        """Let go of a body that was forwarded and that nothing is learned from, while its answer streams."""
+        if self.ask is None:
+            self.raw = b""
+            self.fit = self.fit and replace(self.fit, raw=b"")
+
+    def answered(self, usage: Usage | None) -> Answered:
+        """What is left to do, now that the client has its answer."""
+        model = self.ask.model if self.ask else self.model
+        whose = self.who.tenant, self.conversation, model, self.request
+        return Answered(*whose, usage, self.scope, self.ask, self.fit, self.failed, self.recovered)
+
+    def exchange(self, usage: Usage | None) -> Exchange:
+        """The request and its answer as figures, now that it has ended."""
+        report = self.fit.report if self.fit else _NOTHING
+        before_s = self.overhead_s + self.waited_s - (self.first_byte_s or 0.0)
+        return Exchange(
+            self.at,
+            self.ask.model if self.ask else self.model,
+            report.status.value,
+            self.code,
+            self.request,
+            report.strategy or "",
+            report.round,
+            report.reason or "",
+            self.size,
+            report.messages_before,
+            report.messages_after,
+            report.tokens_before,
+            report.tokens_after,
+            report.window,
+            report.trigger,
+            usage.prompt_tokens if usage else None,
+            usage.completion_tokens if usage else None,
+            usage.cached_tokens if usage else None,
+            self.overhead_s,
+            self.first_byte_s,
+            time.perf_counter() - self.started - before_s if self.first_byte_s is not None else None,
+        )
