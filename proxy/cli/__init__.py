@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 
+from proxy.cli.connect import connect
 from proxy.cli.ending import group, loaded
 from proxy.cli.options import ConfigOption
+from proxy.cli.run import run
 from proxy.cli.savings import savings
 from proxy.cli.sessions import search, sessions_app
 from proxy.cli.settings import config_app
@@ -110,6 +112,8 @@ def version() -> None:
     print(installed("compaction-proxy"))
 
 
+app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run)
+app.command()(connect)
 app.command()(savings)
 app.command()(search)
 app.command()(watch)

@@ -1,6 +1,7 @@
 """`health`: asks a running proxy whether it is ready. It starts every few seconds, so it imports little."""
 
 import http.client
+import json
 import socket
 import ssl
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from proxy.config.sections import ServerSection
 
 TIMEOUT_S = 5
+MAX_ANSWER_BYTES = 4_096
 LOCAL = frozenset({"127.0.0.1", "::1", "localhost"})
 REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - recognised, not bound
 
@@ -65,3 +67,16 @@ def is_ready(url: str, unix_socket: str | None = None) -> tuple[bool, str]:
         return False, f"{asked}: unreachable: {type(error).__name__}"
     said = "ready" if status == http.client.OK else f"answered {status}"
     return status == http.client.OK, f"{asked}: {said}"
+
+
+def version_at(url: str, unix_socket: str | None = None) -> str | None:
+    """The version of the proxy of ours that answers at a base URL; None if none does."""
+    try:
+        parts = urlsplit(url)
+        line = connection(parts) if unix_socket is None else over_unix_socket(unix_socket)
+        line.request("GET", f"{parts.path.rstrip('/')}/readyz", headers={"connection": "close"})
+        with line.getresponse() as answer:
+            told = json.loads(answer.read(MAX_ANSWER_BYTES))
+        return str(told["version"]) if "store" in told else None
+    except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException):
+        return None

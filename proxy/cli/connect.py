@@ -1,0 +1,176 @@
+"""`connect`: how a client is pointed at the proxy, printed or written into its configuration file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from proxy.cli.ending import BAD_CONFIG, FAILED, fail
+from proxy.cli.options import ConfigOption
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from proxy.cli.clients import Client
+
+MODEL = "gpt-5.4"
+BACKUP = ".before-compaction-proxy"
+
+
+def connect(
+    tool: Annotated[str | None, typer.Argument(metavar="[TOOL]", help="A client; --list names them.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Name the clients that are known.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Change its configuration file, with a backup.")
+    ] = False,
+    file: Annotated[Path | None, typer.Option(help="That file, where it is elsewhere.")] = None,
+    model: Annotated[str, typer.Option(help="Model to name where one is needed.")] = MODEL,
+    url: Annotated[str | None, typer.Option("--url", metavar="URL", help="Of the proxy.")] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Print how a client is pointed at the proxy, or do it."""
+    from proxy.cli.clients import CLIENTS
+
+    if list_ or tool is None:
+        _list()
+        return
+    if tool not in CLIENTS:
+        _unknown(tool)
+    target = _target(url, config)
+    if apply:
+        _apply(tool, target, model, file)
+    else:
+        _print(CLIENTS[tool], target, model)
+
+
+def _list() -> None:
+    from proxy.cli.client_files import FILES
+    from proxy.cli.clients import CLIENTS
+    from proxy.cli.terminal import Column, say, table, width
+
+    columns = (Column("tool"), Column("what it is"), Column("--apply"))
+    rows = [
+        (name, client.title, FILES[name].path if name in FILES else "-") for name, client in CLIENTS.items()
+    ]
+    say(table(columns, rows, width()))
+
+
+def _unknown(tool: str) -> None:
+    from difflib import get_close_matches
+
+    from proxy.cli.clients import CLIENTS
+    from proxy.cli.terminal import clean
+
+    close = get_close_matches(tool, CLIENTS, n=1)
+    meant = f", did you mean {close[0]!r}?" if close else "; `connect --list` names those that are known"
+    fail(f"{clean(tool)!r}: no such client{meant}", BAD_CONFIG)
+
+
+def _target(url: str | None, config: Path | None) -> str:
+    """The proxy's base URL, with `/v1`."""
+    import os
+
+    from proxy.cli.probe import local_url
+    from proxy.config.sources import load
+
+    if url is None:
+        server = load(config, os.environ).config.server
+        if server.unix_socket is not None:
+            fail("server.unix_socket is configured, which clients cannot use; give --url", BAD_CONFIG)
+        url = local_url(server).removesuffix(server.base_path)
+    if (
+        not url.startswith(("http://", "https://"))
+        or not url.isprintable()
+        or any(each in url for each in " \"'\\")
+    ):
+        fail("--url: a base URL such as http://127.0.0.1:4141", BAD_CONFIG)
+    return f"{url.rstrip('/').removesuffix('/v1')}/v1"
+
+
+def _print(client: "Client", url: str, model: str) -> None:
+    from proxy.cli.clients import filled
+    from proxy.cli.terminal import say
+
+    say([f"# {client.title}: {client.where}", *filled(client.lines, url, model).splitlines()])
+    if client.note:
+        say([f"# {filled(client.note, url, model)}"])
+
+
+def _apply(tool: str, url: str, model: str, file: Path | None) -> None:
+    """Show what changes, keep the old file beside the new one, and put that in place at once."""
+    from proxy.cli.client_files import FILES, Refused
+
+    if tool not in FILES:
+        fail(f"{tool}: no file that could be changed; without --apply the lines are printed", BAD_CONFIG)
+    path = (file or Path(FILES[tool].path)).expanduser().resolve()
+    try:
+        before = path.read_bytes().decode("utf-8") if path.exists() else ""
+        made = _edited(before, lambda text: FILES[tool].edit(text, url, model))
+    except (Refused, UnicodeDecodeError) as error:
+        why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        fail(f"{path}: left alone: {why}", FAILED)
+    except OSError as error:
+        fail(f"{path}: cannot be read: {error.strerror}", FAILED)
+    if made == before:
+        print(f"{path}: is so already")
+        return
+    _show_changes(path, before, made)
+    try:
+        kept = _put(path, made)
+    except OSError as error:
+        fail(f"{path}: cannot be written: {error.strerror}", FAILED)
+    print(f"{path}: written{f'; as it was: {kept}' if kept else ''}")
+
+
+def _edited(before: str, edit: "Callable[[str], str]") -> str:
+    """The new text, with the line ends of the old one."""
+    if "\r\n" not in before:
+        return edit(before)
+    plain = before.replace("\r\n", "\n")
+    made = edit(plain)
+    return before if made == plain else made.replace("\n", "\r\n")
+
+
+def _show_changes(path: Path, before: str, made: str) -> None:
+    from difflib import unified_diff
+
+    from proxy.cli.terminal import clean, say
+
+    lines = unified_diff(before.splitlines(), made.splitlines(), str(path), str(path), n=1, lineterm="")
+    say(clean(line) for line in lines)
+
+
+def _put(path: Path, text: str) -> Path | None:
+    """Replace a file at once; gives where the old one is kept, None if there was none."""
+    import os
+    import shutil
+    import tempfile
+
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        kept = None
+        if path.exists():
+            shutil.copymode(path, name)
+            kept = _backup(path)
+        Path(name).replace(path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return kept
+
+
+def _backup(path: Path) -> Path:
+    """A copy of a file beside it, under a name that nothing has yet."""
+    import shutil
+
+    for number in range(1, 1_000):
+        kept = path.with_name(f"{path.name}{BACKUP}{'' if number == 1 else f'-{number}'}")
+        if not kept.exists():
+            shutil.copy2(path, kept)
+            return kept
+    raise OSError(0, "too many backups stand beside it")

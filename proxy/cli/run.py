@@ -1,0 +1,145 @@
+"""`run`: one command whose requests go through a proxy, and nothing else on the machine changed."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from proxy.cli.ending import loaded
+from proxy.cli.options import ConfigOption, UrlOption
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from proxy.config.model import Config
+
+# Exit codes of shells: not found, no program, and ended by a signal (128 and its number).
+NOT_FOUND, NOT_EXECUTABLE, BY_SIGNAL = 127, 126, 128
+# Where clients look for the base URL of an OpenAI-compatible provider.
+BASE_URLS = (
+    "OPENAI_BASE_URL",  # OpenAI's libraries, and most of what is built on them
+    "OPENAI_API_BASE",  # LiteLLM, aider, LangChain, LlamaIndex
+    "OPENAI_API_BASE_URL",  # Open WebUI
+    "AIDER_OPENAI_API_BASE",
+    "OPENAI_PROXY_URL",  # LobeChat
+    "LLM_BASE_URL",  # OpenHands
+)
+HOST = "OPENAI_HOST"  # goose, which adds the path
+KEY = "OPENAI_API_KEY"
+HEADERS = "OPENAI_CUSTOM_HEADERS"  # OpenAI's libraries: a header a line
+SESSION = "x-session-id"
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+_SESSION_BYTES = 8
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="CMD…", help="The command and its arguments.")],
+    url: UrlOption = None,
+    log: Annotated[
+        Path | None, typer.Option("--log", metavar="FILE", help="Log of a proxy that is started for it.")
+    ] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Run a command whose requests go through a proxy: the one that is running, else one of its own.
+
+    Ends as the command does: with its exit code, or 128 and the number of the signal that ended it.
+    """
+    import os
+    import secrets
+
+    session = f"run-{secrets.token_hex(_SESSION_BYTES)}"
+    if url is not None:
+        raise typer.Exit(_supervised(command, environment(os.environ, url, session)))
+    settings = loaded(config).config
+    with _somewhere(settings, log) as found:
+        environ = environment(os.environ, found, session, needs_key=_pays(settings))
+        code = _supervised(command, environ)
+    raise typer.Exit(code)
+
+
+def _pays(config: "Config") -> bool:
+    """Whether a client needs no key of its own, and may still refuse to start without one."""
+    return bool(config.upstream.api_key.get_secret_value()) and not config.server.client_keys
+
+
+@contextmanager
+def _somewhere(config: "Config", log: Path | None) -> Iterator[str]:
+    """The URL of a proxy that is running as configured, else of one that is started and ends with this."""
+    import sys
+
+    from proxy.cli.beside import running_beside
+    from proxy.cli.probe import local_url, version_at
+
+    server = config.server
+    if server.unix_socket is None and server.tls_certificate is None and version_at(local_url(server)):
+        yield local_url(server).removesuffix(server.base_path)
+        return
+    with running_beside(config, log) as url:
+        print(f"compaction-proxy listens on {url} while this runs", file=sys.stderr)
+        yield url
+
+
+def environment(
+    environ: Mapping[str, str], url: str, session: str, *, needs_key: bool = False
+) -> dict[str, str]:
+    """The environment of a command whose requests go to the proxy at `url`.
+
+    Args:
+        environ: Ours.
+        url: Base URL of the proxy, with `/v1` or without.
+        session: What tells this run's conversations from others, where its clients can say it.
+        needs_key: Whether a key is made up if there is none, because the proxy has its own.
+    """
+    root = url.rstrip("/").removesuffix("/v1")
+    made = {**environ, **dict.fromkeys(BASE_URLS, f"{root}/v1"), HOST: root}
+    lines = [line for line in environ.get(HEADERS, "").split("\n") if line.strip()]
+    if not any(line.partition(":")[0].strip().lower() == SESSION for line in lines):
+        made[HEADERS] = "\n".join([*lines, f"{SESSION}: {session}"])
+    if needs_key and not environ.get(KEY):
+        made[KEY] = "none-needed"
+    if any(name in environ or name.upper() in environ for name in _PROXIES):
+        made.update(_around(environ))
+    return made
+
+
+def _around(environ: Mapping[str, str]) -> dict[str, str]:
+    """What keeps requests to this machine away from the environment's proxies."""
+    standing = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    named = [each for each in standing.split(",") if each.strip()]
+    value = ",".join(dict.fromkeys([*named, "127.0.0.1", "localhost"]))
+    return {"no_proxy": value, "NO_PROXY": value}
+
+
+def _supervised(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command, hand signals on to it, and say how it ended, as shells do.
+
+    A terminal sends its interrupts to all processes in front of it, so those are the command's already.
+    """
+    import signal
+    import subprocess
+    import sys
+
+    started: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
+
+    def hand_on(number: int, frame: "FrameType | None") -> None:  # noqa: ARG001 - a signal handler's
+        if number == signal.SIGINT and sys.stdin.isatty():
+            return
+        if started:
+            started[0].send_signal(number)
+        else:
+            early.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, hand_on)
+    try:
+        started.append(subprocess.Popen(list(command), env=dict(environ)))  # noqa: S603 - what the user asked for
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+    for each in early:
+        started[0].send_signal(each)
+    code = started[0].wait()
+    return code if code >= 0 else BY_SIGNAL - code
