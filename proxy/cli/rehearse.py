@@ -1,0 +1,76 @@
+"""The stage of rehearsals: the proxy's parts over a memory of their own; no model writes summaries."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from proxy.adapters.genai_price_table import GenaiPriceTable
+from proxy.adapters.memory_store import MemoryStore
+from proxy.adapters.tiktoken_counter import TiktokenCounter
+from proxy.compaction.brief import SummaryRoute
+from proxy.config.model import Config, ModelSettings, for_model
+from proxy.config.sections import ServerSection, StoreSection
+from proxy.core.policy import Policy
+from proxy.core.price import Price
+from proxy.parts import Parts
+from proxy.pricing import Pricing
+from proxy.rehearsal.playing import Stage
+from proxy.rehearsal.provider import Provider
+from proxy.rehearsal.writer import Writer
+from proxy.relay.exchange import Upstream
+from proxy.relay.identity import origin
+from proxy.relay.summary_routes import summary_routes
+
+# Whatever is kept of one conversation at a time, its archive included.
+STORE_BYTES = 128 * 1024 * 1024
+# A client's request, as far as it says whom to ask for a summary.
+_SCOPE: dict[str, Any] = {"raw_path": b"/v1/chat/completions", "query_string": b"", "headers": []}
+
+
+def _aside(config: Config) -> Config:
+    """The configuration with nothing kept and nothing secret, so that every rehearsal goes alike."""
+    server = ServerSection.model_validate({**dict(config.server), "secret": "rehearsal"})
+    return config.model_copy(update={"server": server, "store": StoreSection(url="memory://")})
+
+
+def _routes(
+    config: Config, upstream: Upstream, settings: ModelSettings, policy: Policy, model: str
+) -> tuple[SummaryRoute, ...]:
+    return summary_routes(config, settings, policy, upstream, _SCOPE, model)
+
+
+def _price(pricing: Pricing, target: str, model: str) -> Price | None:
+    """What a model costs; of one that the upstream does not have, what it costs by its name alone."""
+    return pricing.of(model, target) or pricing.of(model, "")
+
+
+@asynccontextmanager
+async def staged(config: Config) -> AsyncIterator[Stage]:
+    """A stage for rehearsals under a configuration."""
+    config = _aside(config)
+    counter = TiktokenCounter(lambda _: None)
+    writer = Writer(Provider(counter))
+    parts = Parts(config, MemoryStore(max_bytes=STORE_BYTES), writer)
+    upstream = Upstream(
+        base_url=config.upstream.base_url,
+        api_key="",
+        hop="",
+        engine=parts.engine,
+        connect_timeout_s=0,
+        read_timeout_s=0,
+    )
+    target = origin(config.upstream.base_url)
+    pricing = Pricing(config, GenaiPriceTable())
+    await pricing.ready()
+    async with parts.running(None):
+        yield Stage(
+            compactor=parts.compactor(config),
+            observing=parts.observing(),
+            writer=writer,
+            counter=parts.counter,
+            settings=partial(for_model, config),
+            routes=partial(_routes, config, upstream),
+            price=partial(_price, pricing, target),
+            origin=target,
+        )
