@@ -15,9 +15,11 @@ from itertools import groupby
 from pathlib import Path
 
 import yaml
+from pydantic_core import PydanticUndefined
 
 from proxy.config.keys import Key, dotted, keys, plain
 from proxy.config.model import Config
+from proxy.config.prices import PricesSection, SurchargeSection
 from proxy.config.sections import ModelSection, TriggerRow
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,6 +45,8 @@ def strategies() -> Iterator[str]:
 
 def table_row(key: Key) -> str:
     """A key's line in the documentation."""
+    if key.default is PydanticUndefined:
+        return f"| `{dotted(key.place)}` | required | {key.description} |"
     default = json.dumps(plain(key.default), ensure_ascii=False)
     shown = "23 headers, see config.yaml" if len(default) > LONG else f"`{default}`"
     return f"| `{dotted(key.place)}`{'' if key.works else ' †'} | {shown} | {key.description} |"
@@ -53,6 +57,8 @@ def tables() -> dict[str, list[str]]:
     by_section = {name: [key for key in keys() if key.place[0] == name] for name in Config.model_fields}
     by_section["rows of compaction.trigger"] = list(keys(TriggerRow))
     by_section["entries of models"] = list(keys(ModelSection))
+    by_section["prices of a model"] = list(keys(PricesSection))
+    by_section["surcharge on prices"] = list(keys(SurchargeSection))
     return {heading: [table_row(key) for key in found] for heading, found in by_section.items()}
 
 

@@ -11,6 +11,7 @@ from proxy import __version__
 from proxy.accounts import Accounts
 from proxy.adapters.character_counter import CharacterCounter
 from proxy.adapters.engine_transport import EngineTransport
+from proxy.adapters.genai_price_table import GenaiPriceTable
 from proxy.adapters.memory_store import MemoryStore
 from proxy.adapters.outgoing_proxy import environment_proxies
 from proxy.adapters.prometheus import Metrics
@@ -44,6 +45,7 @@ from proxy.learning import Learning
 from proxy.logs import TOKENIZER_FAILED, TOKENIZER_READY
 from proxy.owners import Owners
 from proxy.ports import HttpEngine, Store, SummaryModel
+from proxy.pricing import Pricing
 from proxy.reading import Reading
 from proxy.relay.identity import minted
 from proxy.statistics import Statistics
@@ -101,12 +103,13 @@ class Parts:
         self.reading = Reading(self.countings)
         self.learning = Learning(self.records)
         self.index = CheckpointIndex(self.records)
+        self.pricing = Pricing(config, GenaiPriceTable())
         self.anchors = Anchors(self.records)
         self.conversations = Conversations(self.records, config.store.ttl_s)
         self.accounts = Accounts(self.records, config.store.ttl_s)
         self.statistics = Statistics(self.records, config.store.ttl_s)
         self.feed = Feed(self.records, config.store.ttl_s)
-        self.journal = Journal(self.accounts, self.statistics, self.feed, self.records.outdated)
+        self.journal = Journal(self.accounts, self.statistics, self.feed, self.records.outdated, self.pricing)
         self.announcing = Announcing(self.statistics.heard, self.accounts.heard, self.feed.heard)
         self.owners = Owners(self.records, config.store.ttl_s)
         self.history = History(self.records, config.store.ttl_s)

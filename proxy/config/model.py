@@ -21,6 +21,7 @@ from proxy.config.sections import (
     UpstreamSection,
 )
 from proxy.config.values import STRICT
+from proxy.core.price import Price
 
 Section = TypeVar("Section", bound=BaseModel)
 
@@ -35,6 +36,7 @@ class ModelSettings:
         alternation: `strict` where user and assistant messages must alternate.
         compaction: When and how to compact.
         summary: Who writes summaries.
+        prices: What it costs; None: as the table of prices knows it.
     """
 
     window: int | None
@@ -42,6 +44,7 @@ class ModelSettings:
     alternation: Literal["none", "strict"]
     compaction: CompactionSection
     summary: SummarySection
+    prices: Price | None = None
 
 
 class GlobSettings(NamedTuple):
@@ -109,6 +112,7 @@ def _settings(config: Config, section: ModelSection) -> ModelSettings:
         alternation=section.alternation,
         compaction=_laid(config.compaction, section.compaction),
         summary=_laid(config.summary, section.summary),
+        prices=section.prices.price() if section.prices else None,
     )
 
 

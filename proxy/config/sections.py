@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, SecretStr, field_validator
 
+from proxy.config.prices import PricesSection
 from proxy.config.strategies import StrategiesSection
 from proxy.config.values import (
     STRICT,
@@ -27,6 +28,7 @@ from proxy.config.values import (
     seconds,
 )
 from proxy.core.policy import DEFAULT, STRATEGIES, StandInRole
+from proxy.core.trigger import FIELDS
 
 SESSION_HEADERS = (
     "x-session-id", "x-litellm-session-id", "helicone-session-id", "x-dynamo-session-id", "x-bf-session-id",
@@ -126,6 +128,14 @@ class SessionSection(BaseModel):
     """Without any id: `content` finds the conversation by its messages, `none` does not look for it."""
 
 
+def _unless_false(value: object) -> object:
+    """A condition that is `false` is none."""
+    return None if value is False else value
+
+
+Switch = Annotated[bool | None, AfterValidator(_unless_false)]
+
+
 class TriggerRow(BaseModel):
     """A condition for compacting; every field that is set must be reached. Rows are alternatives."""
 
@@ -142,6 +152,12 @@ class TriggerRow(BaseModel):
     """User messages gained since the last round."""
     iterations: Number | None = None
     """Assistant messages gained since the last round."""
+    price_tier: Switch = None
+    """`true`: just below the size above which the model costs more a token; if it never does, at usable."""
+    cost_optimal: Switch = None
+    """`true`: where the conversation costs least by growth and prices; at 75 percent where it is unknown."""
+    rework_tokens: Number | None = None
+    """What `cost_optimal` adds to the price of a round, in input tokens read once more; null: 40,000."""
 
 
 class KeepSection(BaseModel):
@@ -206,10 +222,14 @@ class CompactionSection(BaseModel):
     @classmethod
     def _effective(cls, rows: tuple[TriggerRow, ...] | None) -> tuple[TriggerRow, ...] | None:
         """Rows that can fire: a 0 switches its row off."""
-        filled = [{value for _, value in row if value is not None} for row in rows or ()]
+        filled = [{getattr(row, name) for name in FIELDS} - {None} for row in rows or ()]
         if set() in filled:
-            raise ValueError("a row names at least one of " + ", ".join(TriggerRow.model_fields))
-        return None if rows is None else tuple(row for row in rows if 0 not in {value for _, value in row})
+            raise ValueError("a row names at least one of " + ", ".join(FIELDS))
+        if any(row.rework_tokens is not None and not row.cost_optimal for row in rows or ()):
+            raise ValueError("rework_tokens means something beside cost_optimal only")
+        if rows is None:
+            return None
+        return tuple(row for row, values in zip(rows, filled, strict=True) if 0 not in values)
 
 
 class SummarySection(BaseModel):
@@ -256,8 +276,8 @@ class ModelSection(BaseModel):
     """Tokens set aside for the answer; null: the strategy's own."""
     alternation: Literal["none", "strict"] = "none"
     """`strict` where user and assistant messages must alternate."""
-    prices: Annotated[dict[str, float] | None, Only(None)] = None
-    """Prices of its tokens."""
+    prices: PricesSection | None = None
+    """What its tokens cost (keys below); null: as the table of prices knows them."""
     compaction: CompactionSection | None = None
     """Keys of `compaction` for these models."""
     summary: SummarySection | None = None

@@ -184,3 +184,36 @@ def _priced(exchange: Exchange, now: Heard, would_be_cached: int, price: Price |
     gross = price.of(now.before, would_be_cached, written) - unbroken
     loss = cost - unbroken
     return Saving(cost, gross, loss, gross - loss)
+
+
+def pay_back(
+    before: int,
+    after: int,
+    price: Price | None,
+    *,
+    summary_usd: float | None = 0.0,
+    loss_usd: float | None = None,
+    cached_share: float = 1.0,
+) -> float | None:
+    """Requests until a round has paid for its summary and for the cache that it broke.
+
+    Each request after it is shorter by what the round has removed.
+
+    Args:
+        before: Tokens of the request without the round.
+        after: Tokens of it with the round.
+        price: Of the model that is asked.
+        summary_usd: What the summary cost, in dollars.
+        loss_usd: What the broken cache cost, in dollars; None: as if nothing of what stays had been cached
+            any more, which is the most that it can have cost.
+        cached_share: How much of a prefix that the provider has read is found cached, 0..1.
+
+    Returns:
+        None where a price is not known, and where the round never pays.
+    """
+    if price is None or summary_usd is None:
+        return None
+    hits = int(cached_share * after)
+    lost = price.of(after) - price.of(after, hits) if loss_usd is None else loss_usd
+    won = price.of(before, int(cached_share * before)) - price.of(after, hits)
+    return max(0.0, summary_usd + lost) / won if won > 0 else None

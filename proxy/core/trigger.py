@@ -1,11 +1,36 @@
 """When to compact: rows of thresholds. Rows are alternatives; the fields of one row must all be reached."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from proxy.core.budget import Budget
+from proxy.core.budget import Budget, Reserves, budget
 
-FIELDS = ("tokens", "percent", "percent_of_window", "messages", "turns", "iterations")
+FIELDS = (
+    "tokens", "percent", "percent_of_window", "messages", "turns", "iterations", "price_tier", "cost_optimal",
+)  # fmt: skip
+# What a request leaves free below a surcharge: with an answer of usual length, the estimate's error included,
+# the conversation is still below it. As with windows, no more than a quarter of it.
+TIER_RESERVES = Reserves(system=0, output=8_000, safety=2_000)
+# Where a conversation costs least is looked for between these: below, rounds take more than is to be had;
+# above, a round must not wait. In tokens, and as a share of usable.
+LEAST_OPTIMUM_TOKENS = 32_000
+MOST_OPTIMUM_SHARE = 0.75
+
+
+class Aims(NamedTuple):
+    """What the fields of a row that are about money come to.
+
+    Attributes:
+        tier: Input tokens above which a request costs more a token; None: nowhere, or not known.
+        optimum: Tokens at which rounds cost least; None: not known.
+    """
+
+    tier: int | None = None
+    optimum: int | None = None
+
+
+UNKNOWN = Aims()
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +44,10 @@ class Row:
         messages: Messages gained since the last round.
         turns: Turns gained since the last round.
         iterations: Iterations (assistant messages) gained since the last round.
+        price_tier: Tokens of the effective list, just below the size from which on the model costs more.
+        cost_optimal: The same, where the conversation costs least.
+        rework_tokens: What that reckons with for each round, beside its price; None: the usual.
+        aims: What the two come to.
         active: Whether the row can fire at all; follows from the others.
     """
 
@@ -28,6 +57,10 @@ class Row:
     messages: int | None = None
     turns: int | None = None
     iterations: int | None = None
+    price_tier: bool | None = None
+    cost_optimal: bool | None = None
+    rework_tokens: int | None = None
+    aims: Aims = UNKNOWN
     active: bool = field(init=False, repr=False, compare=False)  # asked several times for each request
 
     def __post_init__(self) -> None:
@@ -51,7 +84,27 @@ class Row:
             self.tokens or 0,
             int(budget.usable * (self.percent or 0) / 100),
             int(budget.window * (self.percent_of_window or 0) / 100),
+            _below(self.aims.tier, budget) if self.price_tier else 0,
+            _within(self.aims.optimum, budget) if self.cost_optimal else 0,
         )
+
+
+def _below(tier: int | None, spent: Budget) -> int:
+    """Where a request is still below a surcharge; all that is usable where there is none."""
+    if tier is None:
+        return spent.usable
+    return min(budget(tier, TIER_RESERVES, None).usable, spent.usable)
+
+
+def _within(optimum: int | None, spent: Budget) -> int:
+    """Where a conversation costs least, within bounds; the upper one where that is not known."""
+    most = int(MOST_OPTIMUM_SHARE * spent.usable)
+    return most if optimum is None else min(max(optimum, LEAST_OPTIMUM_TOKENS), most)
+
+
+def aimed(rows: Sequence["Row"], aims: Aims) -> tuple["Row", ...]:
+    """The rows where what is about money comes to this."""
+    return tuple(replace(row, aims=aims) if row.price_tier or row.cost_optimal else row for row in rows)
 
 
 @dataclass(frozen=True, slots=True)

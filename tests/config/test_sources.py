@@ -274,7 +274,7 @@ YAML_BOOLEAN = "(YAML takes a bare on, off, yes or no for true or false)"
 NAMES = "anchored, full, selective, split, prune, iterations, chained"
 TAIL_PERCENT = "compaction.strategies.anchored.tail_percent"
 NOTHING = "a round would win nothing"
-FIELDS = "tokens, percent, percent_of_window, messages, turns, iterations"
+FIELDS = "tokens, percent, percent_of_window, messages, turns, iterations, price_tier, cost_optimal"
 
 
 @pytest.mark.parametrize(
