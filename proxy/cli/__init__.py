@@ -8,6 +8,7 @@ import typer
 from proxy.cli.connect import connect
 from proxy.cli.ending import group, loaded
 from proxy.cli.options import ConfigOption
+from proxy.cli.replay import replay
 from proxy.cli.run import run
 from proxy.cli.savings import savings
 from proxy.cli.sessions import search, sessions_app
@@ -114,6 +115,7 @@ def version() -> None:
 
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run)
 app.command()(connect)
+app.command()(replay)
 app.command()(savings)
 app.command()(search)
 app.command()(watch)
