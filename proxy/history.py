@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from proxy.core import checkpoint_fields
-from proxy.core.event import COMPACTED, MEASURED, Event, from_fields, to_fields
+from proxy.core.event import COMPACTED, INSTALLED, MEASURED, Event, from_fields, to_fields
 from proxy.core.keys import checkpoint_keys, checkpoints_key, events_key, roots_key, rounds_key, scope_prefix
 from proxy.core.policy import STRATEGIES
 from proxy.storage.records import Fields, Line, Records
@@ -45,25 +45,36 @@ def _read(lines: Iterable[Fields]) -> list[Event]:
     return [event for line in lines if (event := from_fields(line)) is not None]
 
 
-def _measured(events: Iterable[Event]) -> list[Event]:
-    """The events, rounds with what the upstream counted after them; oldest first."""
+def _joined(events: Iterable[Event]) -> list[Event]:
+    """The events, oldest first; rounds with what became of them: put in force, counted by the upstream."""
     ordered = sorted(events, key=lambda event: event.at)
     rounds = {index: event for index, event in enumerate(ordered) if event.kind == COMPACTED}
-    for event in ordered:
-        if event.kind == MEASURED:
-            index = _measures(event, rounds)
-            if index is not None and rounds[index].tokens_real is None:
-                rounds[index] = replace(rounds[index], tokens_real=event.tokens_real)
-    return [rounds.get(index, event) for index, event in enumerate(ordered) if event.kind != MEASURED]
+    installed: set[str] = set()
+    told: list[Event | None] = list(ordered)
+    for position, event in enumerate(ordered):
+        if event.kind == MEASURED or (event.kind == INSTALLED and event.place in installed):
+            told[position] = None  # another replica may have put the same round in force
+        if event.kind in {MEASURED, INSTALLED} and (index := _about(event, rounds)) is not None:
+            told[index] = rounds[index] = _followed(rounds[index], event)
+        if event.kind == INSTALLED:
+            installed.add(event.place)
+    return [event for event in told if event is not None]
 
 
-def _measures(measured: Event, rounds: Mapping[int, Event]) -> int | None:
-    """Which round was counted: the one at that place, else the newest before it that has its number."""
-    placed = [index for index, event in rounds.items() if event.place and event.place == measured.place]
+def _followed(made: Event, event: Event) -> Event:
+    """A round with what happened to it afterwards; the first count stands."""
+    if event.kind == INSTALLED:
+        return replace(made, outcome=event.outcome)
+    return replace(made, tokens_real=event.tokens_real) if made.tokens_real is None else made
+
+
+def _about(later: Event, rounds: Mapping[int, Event]) -> int | None:
+    """Which round it is about: the one at that place, else the newest before it that has its number."""
+    placed = [index for index, event in rounds.items() if event.place and event.place == later.place]
     named = [
         index
         for index, event in rounds.items()
-        if (event.strategy, event.round) == (measured.strategy, measured.round) and event.at <= measured.at
+        if (event.strategy, event.round) == (later.strategy, later.round) and event.at <= later.at
     ]
     return next(iter(placed or reversed(named)), None)
 
@@ -109,7 +120,7 @@ class History:
         for root in await self.roots(tenant, conversation):
             rounds = _read(await self._records.tail(rounds_key(tenant, root), KEPT_EVENTS))
             events += [event for event in rounds if event.conversation == conversation]
-        return _measured(events)
+        return _joined(events)
 
     async def places(self, tenant: str, conversation: str) -> list[Installed]:
         """The installed rounds that were made in a conversation, of every strategy, newest first.

@@ -59,7 +59,8 @@ class Store(Protocol):
     """Where derived data is kept. Losing it costs a summary, never an answer.
 
     Every method raises `StoreUnavailable` when the store cannot do what was asked, and may take as long as
-    the store takes: deadlines are the caller's. Keys that are given together share one hash tag.
+    the store takes: deadlines are the caller's. Keys that are written together share one hash tag; keys that
+    are read together may have many, at the price of a round trip to each node of a cluster.
     """
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
@@ -181,6 +182,7 @@ class SummaryAnswer:
         refused: Whether it carried a refusal.
         prompt_tokens: From `usage`; 0 if unknown.
         completion_tokens: From `usage`; 0 if unknown.
+        cached_tokens: From `usage`, those of the prompt that the provider had cached; 0 if unknown.
     """
 
     text: str
@@ -189,6 +191,7 @@ class SummaryAnswer:
     refused: bool = False
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
 
 
 class SummaryModel(Protocol):

@@ -1,15 +1,17 @@
 """One question to a summary model: tried again where that may help, within what its tenant may spend."""
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from proxy.compaction.allowance import Allowance
 from proxy.compaction.pace import Pace
 from proxy.compaction.summary_breaker import Place, SummaryBreaker, passing
+from proxy.detail import CONTINUED, MAX_PROMPTS, Prompt, bounded_prompt
 from proxy.errors import SummaryFailed
 from proxy.ports import SummaryAnswer, SummaryCall, SummaryModel
 
@@ -21,21 +23,71 @@ LONGEST_PAUSE_S = 10.0
 SLOW_SHARE = 0.5
 
 Read = TypeVar("Read")
+# Dollars that tokens of a model at a URL cost: those of a prompt, how many of them were cached, and those of
+# an answer. None where no price is known, or none yet.
+Price = Callable[[str, str, int, int, int], float | None]
+
+
+def unpriced(_model: str, _url: str, _prompt: int, _cached: int, _completion: int) -> None:
+    """No price is known."""
+
+
+class Used(NamedTuple):
+    """What one call took, as its answer's `usage` says."""
+
+    model: str
+    url: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
 
 
 @dataclass(slots=True)
 class Spent:
-    """What calls have cost so far, whatever became of them.
+    """What calls have taken so far, whatever became of them.
 
     Attributes:
         calls: Calls made.
-        prompt_tokens: As their answers' `usage` says.
-        completion_tokens: Likewise.
+        used: What those took that were answered.
+        prompts: What was asked, bounded; the last few, each once.
     """
 
     calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    used: list[Used] = field(default_factory=list)
+    prompts: deque[Prompt] = field(default_factory=lambda: deque(maxlen=MAX_PROMPTS), compare=False)
+
+    def begin(self, call: SummaryCall) -> None:
+        """A call is made."""
+        self.calls += 1
+        prompt = bounded_prompt(call.model, CONTINUED if call.conversation else call.system, call.prompt)
+        if prompt not in self.prompts:  # else it is another attempt
+            self.prompts.append(prompt)
+
+    def end(self, call: SummaryCall, answer: SummaryAnswer) -> None:
+        """It was answered."""
+        counts = answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens
+        self.used.append(Used(call.model, call.url, *counts))
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Input tokens of all calls."""
+        return sum(each.prompt_tokens for each in self.used)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Those of them that were cached."""
+        return sum(each.cached_tokens for each in self.used)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Output tokens of all calls."""
+        return sum(each.completion_tokens for each in self.used)
+
+    def cost_usd(self, price: Price) -> float | None:
+        """What the answered calls cost, in dollars; None where the price of one is not known."""
+        costs = [price(*each) for each in self.used]
+        known = [cost for cost in costs if cost is not None]
+        return sum(known) if len(known) == len(costs) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +173,7 @@ class Asking:
     async def _once(self, call: SummaryCall, account: Account, tokens: int) -> SummaryAnswer:
         place = Place(account.tenant, call.url, call.model)
         self._allowance.take(account.tenant, account.calls_per_hour, tokens)
-        account.spent.calls += 1
+        account.spent.begin(call)
         started = self._clock()
         try:
             answer = await self._model.ask(call)
@@ -135,8 +187,7 @@ class Asking:
             raise
         self._breaker.note(place, "")
         self.pace.took(place, self._clock() - started)
-        account.spent.prompt_tokens += answer.prompt_tokens
-        account.spent.completion_tokens += answer.completion_tokens
+        account.spent.end(call, answer)
         return answer
 
 

@@ -60,7 +60,7 @@ class Brief:
         aligned: The conversation itself, where the call is to continue it; asked of the first route, if that
             is the request's own model.
         deadline_s: Seconds after which the calls are cancelled for their slowness; 0: not known.
-        spent: What the calls have cost so far; to be read after a failure or a deadline, too.
+        spent: What the calls have taken so far; to be read after a failure or a deadline, too.
         said: What users have said in the whole conversation; with the groups it is what a summary may know.
     """
 
@@ -94,11 +94,9 @@ class Written:
     Attributes:
         texts: One for each group: cleaned, validated, and verified where the strategy says so.
         model: Who wrote them.
-        prompt_tokens: Of all calls together, as `usage` says.
-        completion_tokens: Likewise.
+        spent: What all calls together took.
     """
 
     texts: tuple[str, ...] = field(repr=False)
     model: str
-    prompt_tokens: int
-    completion_tokens: int
+    spent: Spent = field(compare=False)

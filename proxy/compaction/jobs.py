@@ -35,6 +35,7 @@ class Job:
         rules: What the ledger must hold in any case.
         outdated: What the user said and no longer holds, by index of the message.
         pins: What people want to be kept word for word.
+        model: The model that the conversation asks.
         asked: Size of the summary, in tokens.
         brief: What to ask the summary model; None where nothing is asked.
         extract: Whether a text without a model stands for the summary.
@@ -42,6 +43,9 @@ class Job:
         gauge: How tokens are counted.
         ratio: Calibrated tokens for each counted one.
         trigger: T, in counted tokens.
+        fires_at: T, calibrated; None where no round is made by itself.
+        window: Of the conversation's model, in tokens.
+        listed: Messages that the client sent, privileged ones included.
         tokens_before: Calibrated size of the request.
         reason: What made it due.
         timeout_s: Seconds for the whole round.
@@ -63,6 +67,7 @@ class Job:
     rules: tuple[str, ...]
     outdated: Mapping[int, tuple[str, ...]]
     pins: tuple[str, ...]
+    model: str
     asked: int
     brief: Brief | None
     extract: bool
@@ -70,6 +75,9 @@ class Job:
     gauge: Gauge
     ratio: float
     trigger: int
+    fires_at: int | None
+    window: int
+    listed: int
     tokens_before: int
     reason: str
     timeout_s: float

@@ -8,22 +8,26 @@ from functools import partial
 
 import structlog
 
+from proxy.announcing import Listener, unheard
 from proxy.archive import Round, archived
 from proxy.compaction.beside import beside
 from proxy.compaction.checkpoint_index import CheckpointIndex
+from proxy.compaction.gleanings import Gleanings
 from proxy.compaction.jobs import Job
 from proxy.compaction.stand_ins import Put, stand_ins
 from proxy.compaction.summarising import Summarising
+from proxy.compaction.telling import APPLIED, SCHEDULED, Facts, facts_of, made_event, seen_after
 from proxy.compaction.turns import turn
 from proxy.core.checkpoint import EXTRACT, Checkpoint, covered_results, exact_digest
 from proxy.core.checkpoint_fields import from_fields, to_fields
 from proxy.core.digest import message_id
-from proxy.core.event import COMPACTED, MAX_MESSAGE_IDS, Event
+from proxy.core.event import Event
 from proxy.core.extract import extractive
 from proxy.core.keys import checkpoint_keys, checkpoints_key, staged_key
+from proxy.detail import detail_item
 from proxy.errors import SummaryFailed
 from proxy.history import History, round_line
-from proxy.logs import COMPACTION_FINISHED, COMPACTION_STARTED
+from proxy.logs import COMPACTION_STARTED
 from proxy.ports import Lease
 from proxy.reading import Reading
 from proxy.storage.records import Item, Line, Records
@@ -42,6 +46,19 @@ class _Texts:
     writer: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """What is kept of a round beside its checkpoint.
+
+    Attributes:
+        facts: Which facts of what it replaced are still seen.
+        items: Its archive, and what making it took.
+    """
+
+    facts: Facts
+    items: tuple[Item | Line, ...]
+
+
 class Making:
     """Makes rounds.
 
@@ -51,8 +68,13 @@ class Making:
         index: Where they are found again.
         history: Where a conversation's roots are noted.
         reading: What counts.
+        announce: Told of rounds that were made, and put in force.
         clock: Monotonic seconds.
         now: Seconds since the epoch, for events.
+
+    Attributes:
+        summarising: Who writes summaries.
+        gleanings: What messages say and show.
     """
 
     def __init__(
@@ -63,10 +85,13 @@ class Making:
         history: History,
         reading: Reading,
         *,
+        announce: Listener = unheard,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.summarising = summarising
+        self.gleanings = Gleanings()
+        self._announce = announce
         self._records = records
         self._index = index
         self._history = history
@@ -74,8 +99,12 @@ class Making:
         self._clock = clock
         self._now = now
 
-    async def make(self, job: Job) -> Checkpoint:
+    async def make(self, job: Job, awaited: Callable[[], bool]) -> Checkpoint:
         """The round: another replica's if one is there or being made, else ours.
+
+        Args:
+            job: What to make.
+            awaited: Says whether a request waits for it, so that it is in force as soon as it is made.
 
         Raises:
             SummaryFailed: There is no summary, or one that makes nothing shorter.
@@ -89,25 +118,26 @@ class Making:
                     return known
                 if made is None:
                     made = await self._checkpoint(job)
-                kept = await self._save(job, made, self._clock() - started, current.lease)
+                seconds = self._clock() - started
+                kept = await self._save(job, made, current.lease, seconds=seconds, awaited=awaited)
             if kept is not None:  # else the lease was lost, and a successor is at it
-                _log.info(
-                    COMPACTION_FINISHED,
-                    conversation=job.conversation,
-                    strategy=job.policy.name,
-                    round=kept.round,
-                    tokens_before=kept.tokens_before,
-                    tokens_after=kept.tokens_after,
-                    messages=len(job.taken),
-                    model=kept.writer,
-                    seconds=round(self._clock() - started, 3),
-                )
                 return kept
 
     async def install(
-        self, checkpoint: Checkpoint, *, tenant: str, root: bytes, place: bytes, ttl_s: float
+        self,
+        checkpoint: Checkpoint,
+        *,
+        tenant: str,
+        root: bytes,
+        place: bytes,
+        ttl_s: float,
+        told: Callable[[float], Event] | None = None,
     ) -> None:
-        """Put a checkpoint that was made ahead of need in force, for every replica."""
+        """Put a checkpoint that was made ahead of need in force, for every replica.
+
+        `told` gives the event of that for the time it is, in seconds since the epoch; None where the round
+        was told of as one in force already.
+        """
         [key] = checkpoint_keys(tenant, root, checkpoint.strategy, [place])
         listed = checkpoints_key(tenant, root, checkpoint.strategy)
         if self._index.knows(listed, place):  # somebody else in this process is at it
@@ -115,6 +145,10 @@ class Making:
         line = self._index.line(listed, place, ttl_s)
         await self._records.save(key, to_fields(checkpoint), ttl_s=ttl_s)
         await self._records.append(line.key, line.fields, ttl_s=line.ttl_s, keep=line.keep)
+        if told is not None:
+            event = told(self._now())
+            await self._history.note(tenant, event)
+            self._announce(tenant, event)
 
     async def _texts(self, job: Job) -> _Texts:
         """The texts of the round's groups."""
@@ -148,47 +182,39 @@ class Making:
         return await beside(partial(_checkpoint, job, said, puts))
 
     async def _save(
-        self, job: Job, made: Checkpoint, seconds: float, lease: Lease | None
+        self,
+        job: Job,
+        made: Checkpoint,
+        lease: Lease | None,
+        *,
+        seconds: float,
+        awaited: Callable[[], bool],
     ) -> Checkpoint | None:
         """The checkpoint that all use from now on; None if the lease was lost and nothing was written."""
         await self._history.rooted(job.tenant, job.conversation, job.root)
-        also = [*self._told(job, made, seconds), *await beside(partial(self._archived, job, made))]
-        fields = await self._records.save(job.key, to_fields(made), ttl_s=job.ttl_s, also=also, lease=lease)
+        at = self._now()
+        account = await beside(partial(self._account, job, made, at))
+        price = self.summarising.price
+        outcome = APPLIED if awaited() else SCHEDULED
+        event = made_event(job, made, account.facts, price, at=at, seconds=seconds, outcome=outcome)
+        listed = (staged_key if job.staged else checkpoints_key)(job.tenant, job.root, made.strategy)
+        told = round_line(job.tenant, job.root, event, job.ttl_s)
+        also = [told, self._index.line(listed, job.place, job.ttl_s), *account.items]
+        ours = to_fields(made)
+        fields = await self._records.save(job.key, ours, ttl_s=job.ttl_s, also=also, lease=lease)
+        if fields == ours and not self._records.outdated.covers(job.key):
+            self._announce(job.tenant, event)
         return None if fields is None else from_fields(fields) or made
 
-    def _told(self, job: Job, made: Checkpoint, seconds: float) -> list[Line]:
-        """The round's event, and its line in the index."""
-        names = tuple(message_id(job.prefixes[index]) for index in job.taken)
-        event = Event(
-            kind=COMPACTED,
-            at=self._now(),
-            conversation=job.conversation,
-            strategy=made.strategy,
-            round=made.round,
-            place=job.place.hex(),
-            reason=job.reason,
-            outcome="scheduled" if job.ahead else "applied",
-            model=made.writer,
-            tokens_before=made.tokens_before,
-            tokens_after=made.tokens_after,
-            messages=len(names),
-            message_ids=names[:MAX_MESSAGE_IDS],
-            seconds=round(seconds, 3),
-            summary=made.summary,
-        )
-        listed = (staged_key if job.staged else checkpoints_key)(job.tenant, job.root, made.strategy)
-        return [
-            round_line(job.tenant, job.root, event, job.ttl_s),
-            self._index.line(listed, job.place, job.ttl_s),
-        ]
-
-    def _archived(self, job: Job, made: Checkpoint) -> tuple[Item | Line, ...]:
-        """The originals of what this round takes out or shortens."""
-        if not job.taken:
-            return ()
-        about = Round(job.conversation, made.strategy, job.place, made.round, self._now())
+    def _account(self, job: Job, made: Checkpoint, at: float) -> _Account:
+        """What this round took out or shortened, what that took, and what the model sees then."""
+        about = Round(job.conversation, made.strategy, job.place, made.round, at)
         named = [(k, message_id(job.prefixes[k]), job.messages[k]) for k in job.taken]
-        return archived(job.tenant, job.root, about, named, job.ttl_s)
+        archive = archived(job.tenant, job.root, about, named, job.ttl_s) if named else ()
+        prompts = tuple(job.brief.spent.prompts) if job.brief else ()
+        seen = tuple(seen_after(job, made))
+        detail = detail_item(job.tenant, job.root, about, prompts, seen, job.ttl_s)
+        return _Account(facts_of(job, seen, self.gleanings), (*archive, detail))
 
 
 def _checkpoint(job: Job, said: _Texts, puts: tuple[Put, ...]) -> Checkpoint:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from proxy.anchors import Anchors
+from proxy.announcing import Listener, event_id, unheard
 from proxy.compaction.effects import Effects
 from proxy.compaction.fitting import Ask, Fit, Status
 from proxy.compaction.view import thread
@@ -24,6 +25,7 @@ class Observing:
         anchors: What was counted of conversations.
         effects: Whether rounds do any good.
         history: What happened to conversations.
+        announce: Told of what was counted.
         now: Seconds since the epoch, for events.
     """
 
@@ -34,12 +36,14 @@ class Observing:
         effects: Effects,
         history: History,
         *,
+        announce: Listener = unheard,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._learning = learning
         self._anchors = anchors
         self._effects = effects
         self._history = history
+        self._announce = announce
         self._now = now
 
     async def observe(self, ask: Ask, fit: Fit, usage: Usage | None) -> None:
@@ -85,9 +89,12 @@ class Observing:
             kind=MEASURED,
             at=self._now(),
             conversation=report.conversation,
+            id=event_id(),
+            asked=ask.model,
             strategy=report.strategy or "",
             round=report.round,
             place=report.place,
             tokens_real=real,
         )
         await self._history.note(ask.tenant, event)
+        self._announce(ask.tenant, event)

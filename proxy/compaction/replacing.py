@@ -5,15 +5,16 @@ model; a seed's strategy leaves the request as it came, unless it would not fit.
 """
 
 from dataclasses import replace
+from functools import partial
 
 from proxy.compaction.drafting import Drafting
 from proxy.compaction.effects import Effects
-from proxy.compaction.gleanings import Gleanings
 from proxy.compaction.jobs import AHEAD, Job
 from proxy.compaction.making import Making
 from proxy.compaction.ordering import Ordering
 from proxy.compaction.planning import Draft, capped, carried_over
 from proxy.compaction.rounds import Rounds
+from proxy.compaction.telling import installed_event
 from proxy.compaction.view import View
 from proxy.compaction.viewer import Viewer
 from proxy.core.checkpoint import EXTRACT, Checkpoint, exact_digest
@@ -68,7 +69,7 @@ class Replacing:
         self._viewer = viewer
         self._rounds = rounds
         self._making = making
-        self._gleanings = Gleanings()
+        self._gleanings = making.gleanings
         self._drafting = Drafting(reading, self._gleanings)
         self._wishes = wishes
         self._effects = effects
@@ -133,13 +134,13 @@ class Replacing:
             raise SummaryFailed(PAUSED)
         ready = None if due == "force" else await self._prepared(view)
         if ready is not None and _suffices(ready, view):
-            return await self._installed(view, ready.earlier), None
+            return await self._installed(view, ready.earlier, due), None
         try:
             made, reason = await self._made(ready or await self._improved(view), due)
         except SummaryFailed:
             if ready is None:
                 raise
-            return await self._installed(view, ready.earlier), None
+            return await self._installed(view, ready.earlier, due), None
         if made == view.earlier:  # what is left are runs whose summaries would be no shorter
             raise SummaryFailed(NOTHING_TO_TAKE)
         return made, reason
@@ -149,16 +150,20 @@ class Replacing:
         staged = await self._viewer.staged(view)
         return view.with_checkpoint(_with_edits(staged, view.earlier)) if staged else None
 
-    async def _installed(self, view: View, checkpoint: Checkpoint | None) -> Checkpoint:
-        """The checkpoint, put in force for every replica."""
+    async def _installed(
+        self, view: View, checkpoint: Checkpoint | None, due: str | None = None
+    ) -> Checkpoint:
+        """The checkpoint, put in force for every replica; `due` is what made one that was ready due."""
         if checkpoint is None:
             raise SummaryFailed(NOTHING_TO_TAKE)
+        place = place_of(checkpoint, view.prefixes)
         await self._making.install(
             checkpoint,
             tenant=view.ask.tenant,
             root=view.root or b"",
-            place=place_of(checkpoint, view.prefixes),
+            place=place,
             ttl_s=self._ordering.ttl_s,
+            told=None if due is None else partial(installed_event, view, checkpoint, place, due),
         )
         return checkpoint
 
@@ -184,7 +189,7 @@ class Replacing:
             joined = self._joined(view, job)
             late = await self._prepared(view) if joined is job else None  # it may have ended meanwhile
             if late is not None and _suffices(late, view):
-                return await self._installed(view, late.earlier), None
+                return await self._installed(view, late.earlier, due), None
             job = joined
         try:
             made = await self._summarised(view, job, self._unasked(view, draft, due))

@@ -11,13 +11,14 @@ from collections.abc import Callable
 
 import structlog
 
+from proxy.announcing import Listener, unheard
 from proxy.compaction.jobs import Job
 from proxy.compaction.making import Making
+from proxy.compaction.telling import failed_event
 from proxy.core.checkpoint import Checkpoint
-from proxy.core.event import FAILED, Event
 from proxy.errors import SummaryFailed
 from proxy.history import History
-from proxy.logs import COMPACTION_FAILED
+from proxy.logs import ROUND_CRASHED
 
 # After a failed summary the conversation is not tried again for this long, in seconds.
 REST_S = 30.0
@@ -32,6 +33,7 @@ class Rounds:
     Args:
         making: Makes one.
         history: Is told of failures.
+        announce: Told of them, too.
         clock: Monotonic seconds.
         now: Seconds since the epoch, for events.
     """
@@ -41,11 +43,13 @@ class Rounds:
         making: Making,
         history: History,
         *,
+        announce: Listener = unheard,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._making = making
         self._history = history
+        self._announce = announce
         self._clock = clock
         self._now = now
         self._running: dict[str, tuple[Job, asyncio.Task[Checkpoint]]] = {}
@@ -131,7 +135,7 @@ class Rounds:
         return wait_s if waits else 0.0
 
     def _start(self, job: Job) -> asyncio.Task[Checkpoint]:
-        task = asyncio.create_task(self._making.make(job))
+        task = asyncio.create_task(self._making.make(job, lambda: job.key in self._waiting))
         self._running[job.key] = (job, task)
 
         def ended(task: asyncio.Task[Checkpoint]) -> None:
@@ -148,24 +152,10 @@ class Rounds:
         while len(self._resting) >= MAX_RESTING:
             self._resting.pop(next(iter(self._resting)))
         self._resting[job.thread] = (self._clock() + REST_S, reason)
-        _log.warning(
-            COMPACTION_FAILED,
-            conversation=job.conversation,
-            strategy=job.policy.name,
-            round=job.plan.round,
-            reason=reason,
-            error=type(failed).__name__,
-            exc_info=None if isinstance(failed, SummaryFailed) else failed,
-        )
-        event = Event(
-            kind=FAILED,
-            at=self._now(),
-            conversation=job.conversation,
-            strategy=job.policy.name,
-            round=job.plan.round,
-            reason=reason,
-            tokens_before=job.tokens_before,
-        )
+        if not isinstance(failed, SummaryFailed):
+            _log.error(ROUND_CRASHED, conversation=job.conversation, exc_info=failed)
+        event = failed_event(job, reason, self._making.summarising.price, at=self._now())
+        self._announce(job.tenant, event)
         telling = asyncio.create_task(self._history.note(job.tenant, event))
         self._telling.add(telling)
         telling.add_done_callback(self._telling.discard)

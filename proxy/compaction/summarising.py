@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
 from functools import partial
 
-from proxy.compaction.asking import Asking, Spent
+from proxy.compaction.asking import Asking, Price, Spent, unpriced
 from proxy.compaction.beside import beside
 from proxy.compaction.brief import Aligned, Brief, SummaryRoute, Written
 from proxy.compaction.portions import Group, halves, narrowed, portions, shown
@@ -48,6 +48,7 @@ class Summarising:
     Args:
         model: Who writes.
         reading: What counts.
+        price: What calls cost.
         clock: Monotonic seconds.
         sleep: Waits for so many seconds.
         jitter: A random number, 0..1.
@@ -58,12 +59,14 @@ class Summarising:
         model: SummaryModel,
         reading: Reading,
         *,
+        price: Price = unpriced,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._asking = Asking(model, clock=clock, sleep=sleep, jitter=jitter)
         self._reading = reading
+        self.price = price
 
     async def write(self, brief: Brief) -> Written:
         """The texts that a brief asks for. The deadline is the caller's.
@@ -73,10 +76,12 @@ class Summarising:
                 of verification: `no-model`, `summary-window` (it is too small for this), `breaker-open`,
                 `budget`.
         """
+        for route in brief.routes[:1]:
+            self.price(route.model, route.url, 0, 0, 0)  # prices may have to be loaded first
         found, model = await self._answered(brief)
         if brief.shape.verified:
             found = await beside(partial(_verified, brief, found))
-        return Written(found, model, brief.spent.prompt_tokens, brief.spent.completion_tokens)
+        return Written(found, model, brief.spent)
 
     def expected_s(self, brief: Brief) -> float | None:
         """How long a call to the first model asked may be expected to take; None if it is not known."""

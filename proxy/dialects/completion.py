@@ -176,7 +176,15 @@ def answer(body: bytes) -> SummaryAnswer:
         refused=bool(said.get("refusal")),
         prompt_tokens=_count(usage.get("prompt_tokens")),
         completion_tokens=_count(usage.get("completion_tokens")),
+        cached_tokens=_cached(usage),
     )
+
+
+def _cached(usage: Mapping[str, Any]) -> int:
+    """Cached tokens of the input; providers name them in one of three ways."""
+    details = _mapping(usage.get("prompt_tokens_details"))
+    told = (details.get("cached_tokens"), usage.get("prompt_cache_hit_tokens"), usage.get("cached_tokens"))
+    return next((count for count in map(_count, told) if count), 0)
 
 
 def _json(body: bytes) -> Any:

@@ -1,0 +1,128 @@
+"""What is told of a round: its event, whatever became of it, and what the model sees once it is made."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from proxy.announcing import event_id
+from proxy.archive import readable
+from proxy.compaction.asking import Price, Spent
+from proxy.compaction.gleanings import Gleanings
+from proxy.compaction.jobs import Job
+from proxy.compaction.view import View
+from proxy.core.checkpoint import Checkpoint
+from proxy.core.cues import Kind
+from proxy.core.digest import message_id
+from proxy.core.event import COMPACTED, FAILED, INSTALLED, MAX_MESSAGE_IDS, Event
+from proxy.core.ledger_text import flat
+from proxy.core.survival import survived
+from proxy.detail import KEPT, STAND_IN, Shown
+
+# How a round ended: a request goes on with it, or waits for one that will.
+APPLIED, SCHEDULED = "applied", "scheduled"
+
+Facts = Mapping[str, tuple[int, int]]
+
+
+def made_event(
+    job: Job, made: Checkpoint, facts: Facts, price: Price, *, at: float, seconds: float, outcome: str
+) -> Event:
+    """A round was made."""
+    names = tuple(message_id(job.prefixes[index]) for index in job.taken)
+    return Event(
+        COMPACTED,
+        at,
+        **_about(job, price),
+        place=job.place.hex(),
+        reason=job.reason,
+        outcome=outcome,
+        model=made.writer,
+        tokens_after=made.tokens_after,
+        messages=len(names),
+        message_ids=names[:MAX_MESSAGE_IDS],
+        seconds=round(seconds, 3),
+        facts=facts,
+        summary=made.summary,
+    )
+
+
+def failed_event(job: Job, reason: str, price: Price, *, at: float) -> Event:
+    """A round was due and was not made; its calls cost what they cost."""
+    return Event(FAILED, at, **_about(job, price), reason=reason)
+
+
+def installed_event(view: View, ready: Checkpoint, place: bytes, due: str, at: float) -> Event:
+    """A round that was made ahead of need is in force, since a request was in need of it."""
+    installed = view.with_checkpoint(ready)
+    return Event(
+        INSTALLED,
+        at,
+        conversation=view.conversation or ready.conversation,
+        id=event_id(),
+        strategy=ready.strategy,
+        round=ready.round,
+        place=place.hex(),
+        reason=due,
+        outcome=APPLIED,
+        asked=view.ask.model,
+        tokens_before=view.size(view.effective),
+        tokens_after=installed.size(installed.effective),
+        trigger=view.marks.trigger if view.automatic else None,
+        window=view.budget.window,
+        listed=len(view.messages),
+    )
+
+
+def _about(job: Job, price: Price) -> dict[str, Any]:
+    """What is told of every round."""
+    spent = job.brief.spent if job.brief else Spent()
+    told = {
+        "conversation": job.conversation,
+        "id": event_id(),
+        "strategy": job.policy.name,
+        "round": job.plan.round,
+        "asked": job.model,
+        "tokens_before": job.tokens_before,
+        "trigger": job.fires_at,
+        "window": job.window,
+        "listed": job.listed,
+    }
+    return {**told, **_cost(spent, price)} if spent.calls else told
+
+
+def _cost(spent: Spent, price: Price) -> dict[str, Any]:
+    return {
+        "calls": spent.calls,
+        "prompt_tokens": spent.prompt_tokens,
+        "completion_tokens": spent.completion_tokens,
+        "cached_tokens": spent.cached_tokens,
+        "cost_usd": spent.cost_usd(price),
+    }
+
+
+def facts_of(job: Job, seen: Sequence[Shown], gleanings: Gleanings) -> Facts:
+    """Which facts of the replaced messages the model still sees (`core.survival`)."""
+    taken = job.taken
+    if not taken:
+        return {}
+    removed = [job.messages[index] for index in taken]
+    standing = gleanings.standing(job.messages).of(frozenset(taken))
+    rules = [flat(spoken.said.text) for _, spoken in standing if spoken.kind is Kind.RULE]
+    stand_ins_first = sorted(seen, key=lambda each: each.origin == KEPT)
+    return survived(removed, [each.text for each in stand_ins_first], rules, gleanings.seen)
+
+
+def seen_after(job: Job, made: Checkpoint) -> Iterator[Shown]:
+    """The conversation's messages as they are forwarded with a round, the privileged ones left out."""
+    put_at = {span.start: (span, put) for span, put in made.pieces}
+    index = 0
+    while index < len(job.messages):
+        name = message_id(job.prefixes[index])
+        if index in put_at:
+            span, put = put_at[index]
+            own = name if index in made.edited else ""
+            yield from (Shown(each.role, readable(each), STAND_IN, own) for each in put)
+            index = span.stop
+        else:
+            message = job.messages[index]
+            yield Shown(message.role, readable(message), KEPT, name)
+            index += 1
