@@ -1,0 +1,134 @@
+// Draws the charts from the figures beside them, and says what a slider stands at. Nothing here is needed to
+// read a page: each chart has a table.
+"use strict";
+(() => {
+  const HEIGHT_PX = 280;
+  const DASHES = [[], [8, 4], [2, 3], [12, 3, 2, 3], [4, 4], [1, 2]];
+  const drawn = new Map();
+
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  function short(value) {
+    if (value === null || value === undefined) return "n/a";
+    for (const [size, sign] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
+      if (Math.abs(value) >= size) return +(value / size).toFixed(1) + sign;
+    }
+    return String(Math.round(value));
+  }
+
+  function hatched() {
+    const tile = document.createElement("canvas");
+    tile.width = tile.height = 6;
+    const brush = tile.getContext("2d");
+    brush.fillStyle = colour("--accent");
+    brush.fillRect(0, 0, 6, 6);
+    brush.strokeStyle = colour("--paper");
+    brush.lineWidth = 2;
+    brush.beginPath();
+    for (const at of [-6, 0, 6]) { brush.moveTo(at, 6); brush.lineTo(at + 6, 0); }
+    brush.stroke();
+    return brush.createPattern(tile, "repeat");
+  }
+
+  function axes(date) {
+    const shared = {
+      stroke: colour("--quiet"), font: "12px " + colour("--text"),
+      grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false },
+    };
+    return [
+      { ...shared, grid: { show: false }, ...(date ? {} : { values: (_, at) => at.map((each) => (each % 1 ? "" : each)) }) },
+      { ...shared, size: 52, values: (_, at) => at.map(short) },
+    ];
+  }
+
+  // Compactions: a sign above the column, and the number of the round where it is known.
+  function signs(rounds, numbered) {
+    return (chart) => {
+      const brush = chart.ctx, ratio = devicePixelRatio;
+      brush.save();
+      brush.fillStyle = colour("--ink");
+      brush.textAlign = "center";
+      brush.font = 11 * ratio + "px " + colour("--text");
+      rounds.forEach((each, index) => {
+        if (!each) return;
+        const x = chart.valToPos(chart.data[0][index], "x", true), y = chart.bbox.top - 4 * ratio;
+        brush.beginPath();
+        brush.moveTo(x - 4 * ratio, y - 6 * ratio);
+        brush.lineTo(x + 4 * ratio, y - 6 * ratio);
+        brush.lineTo(x, y);
+        brush.fill();
+        if (numbered || each > 1) brush.fillText(String(each), x, y - 9 * ratio);
+      });
+      brush.restore();
+    };
+  }
+
+  function columns(told, date) {
+    const x = told.x, step = x.length > 1 ? Math.min(...x.slice(1).map((each, index) => each - x[index])) : (date ? 3600 : 1);
+    const bars = (share) => uPlot.paths.bars({ size: [share, 60], gap: 0 });
+    const series = [
+      date ? {} : { value: (_, at) => at },
+      { label: "sent", paths: bars(0.86), fill: colour("--sent"), width: 0, points: { show: false }, value: (_, at) => short(at) },
+      { label: "forwarded", paths: bars(0.6), fill: colour("--accent"), width: 0, points: { show: false }, value: (_, at) => short(at) },
+      { label: "cached", paths: bars(0.6), fill: hatched(), stroke: colour("--accent"), width: 1, points: { show: false }, value: (_, at) => short(at) },
+    ];
+    const data = [x, told.sent, told.forwarded, told.cached];
+    if (told.trigger && told.trigger.some((each) => each)) {
+      const top = Math.max(0, ...told.sent, ...told.forwarded);
+      // A trigger far above everything would leave the columns no height.
+      if (Math.min(...told.trigger.filter((each) => each)) <= 3 * top) {
+        series.push({ label: "trigger", stroke: colour("--ink"), dash: [6, 4], width: 1.5, points: { show: false }, value: (_, at) => short(at) });
+        data.push(told.trigger);
+      }
+    }
+    return [{
+      series, axes: axes(date), padding: [26, 8, 0, 0],
+      scales: {
+        x: { time: date, range: (_, low, high) => [low - step * 0.7, high + step * 0.7] },
+        y: { range: (_, __, high) => [0, (high || 1) * 1.05] },
+      },
+      hooks: { draw: [signs(told.rounds, !date)] },
+    }, data];
+  }
+
+  function lines(told) {
+    const series = [{}, { label: "never compacting", stroke: colour("--sent"), width: 2, fill: colour("--faint"), points: { show: false }, value: (_, at) => short(at) }];
+    told.names.forEach((name, index) => series.push({
+      label: name, stroke: index % 2 ? colour("--ink") : colour("--accent"), dash: DASHES[index % DASHES.length],
+      width: 2, points: { show: false }, value: (_, at) => short(at),
+    }));
+    return [{
+      series, axes: axes(false), legend: { show: true }, padding: [12, 8, 0, 0],
+      scales: { x: { time: false }, y: { range: (_, __, high) => [0, (high || 1) * 1.05] } },
+    }, [told.x, told.sent, ...told.forwarded]];
+  }
+
+  function draw(place) {
+    const told = JSON.parse(place.dataset.chart);
+    drawn.get(place)?.destroy();
+    if (!told.x.length) return;
+    const [options, data] = told.kind === "strategies" ? lines(told) : columns(told, told.kind === "period");
+    const chart = new uPlot({ width: place.clientWidth, height: HEIGHT_PX, cursor: { drag: { x: false, y: false } }, ...options }, data, place);
+    drawn.set(place, chart);
+  }
+
+  function drawAll() {
+    for (const place of drawn.keys()) if (!place.isConnected) drawn.delete(place);
+    document.querySelectorAll("[data-chart]").forEach(draw);
+  }
+
+  function said(slider) {
+    const output = document.querySelector(`output[data-of="${slider.id}"]`);
+    if (output) output.textContent = +slider.value ? (+slider.value).toLocaleString("en") : output.dataset.zero;
+  }
+
+  document.addEventListener("input", (event) => { if (event.target.type === "range") said(event.target); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    if (innerWidth === width) return;
+    width = innerWidth;
+    for (const [place, chart] of drawn) chart.setSize({ width: place.clientWidth, height: HEIGHT_PX });
+  });
+  drawAll();
+})();

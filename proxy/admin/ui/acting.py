@@ -1,0 +1,61 @@
+"""What the buttons of a conversation do: each asks the admin API, and leads back to a page."""
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from proxy.admin.ui.api import Api, Refused
+from proxy.admin.ui.forms import form, one
+from proxy.admin.ui.rendering import HEADERS, Pages
+from proxy.admin.ui.words import segment
+
+# Actions without anything to say beside the conversation; each is a path of the API.
+PLAIN = frozenset({"compact", "undo", "bypass", "resume"})
+_SEE_OTHER = 303
+
+
+@dataclass(frozen=True, slots=True)
+class Acting:
+    """Answers POST below a conversation.
+
+    Attributes:
+        api: What does it.
+        pages: Where to go afterwards.
+    """
+
+    api: Api
+    pages: Pages
+
+    async def plain(self, request: Request) -> Response:
+        """Compact with the next request, undo the newest round, stop compacting, or go on with it."""
+        name, action = request.path_params["name"], request.path_params["action"]
+        if action not in PLAIN:
+            raise Refused(404, "There is no such action.")
+        await self.api.post(request, "conversations", name, action)
+        return self._back(name, action)
+
+    async def pin(self, request: Request) -> Response:
+        """Pin a text."""
+        name = request.path_params["name"]
+        text = one(await form(request), "text")
+        await self.api.post(request, "conversations", name, "pins", told={"text": text})
+        return self._back(name, "pin")
+
+    async def unpin(self, request: Request) -> Response:
+        """Let go of a pinned text."""
+        name = request.path_params["name"]
+        await self.api.delete(request, "conversations", name, "pins", one(await form(request), "pin"))
+        return self._back(name, "unpin")
+
+    async def delete(self, request: Request) -> Response:
+        """Delete everything that is stored of the conversation."""
+        await self.api.delete(request, "conversations", request.path_params["name"])
+        return self._to("/conversations?done=deleted")
+
+    def _back(self, name: str, done: str) -> Response:
+        return self._to(f"/conversations/{segment(name)}?done={done}")
+
+    def _to(self, path: str) -> Response:
+        headers = {**HEADERS, "cache-control": "no-store"}
+        return RedirectResponse(f"{self.pages.root}{path}", _SEE_OTHER, headers)

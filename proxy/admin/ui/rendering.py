@@ -1,0 +1,82 @@
+"""Templates into answers.
+
+Everything is escaped; a name that is not there is an error; each answer says what a browser may do with it.
+"""
+
+import time
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from proxy import __version__
+from proxy.admin.ui import words
+from proxy.admin.ui.visible import finalized
+
+FOLDER = Path(__file__).resolve().parent.parent
+STATIC = FOLDER / "static"
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    # With `no-referrer` browsers send `Origin: null` with our own forms. This says nothing to others either.
+    "referrer-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+_HASH_DIGITS = 12
+_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+_FILTERS = ("segment", "usd", "count", "short", "milliseconds", "duration", "stamp", "when", "reason", "kind")
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=finalized,
+        auto_reload=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {name: getattr(words, name) for name in _FILTERS}
+    environment.globals |= {"percent": words.percent, "ago": words.ago, "version": __version__}
+    return environment
+
+
+class Pages:
+    """Renders pages, and serves what they load.
+
+    Args:
+        root: The path that all of them stand under.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._environment = _environment()
+        self._files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in _TYPES}
+        hashes = {name: sha256(data).hexdigest()[:_HASH_DIGITS] for name, data in self._files.items()}
+        self._environment.globals |= {
+            "root": root,
+            "asset": lambda name: f"{root}/static/{name}?v={hashes[name]}",
+        }
+
+    def page(self, template: str, status: int = 200, **shown: Any) -> Response:  # noqa: ANN401 - what templates take
+        """A page, or a part of one."""
+        text = self._environment.get_template(template).render(now=time.time(), **shown)
+        return HTMLResponse(text, status, {**HEADERS, "cache-control": "no-store"})
+
+    async def static(self, request: Request) -> Response:
+        """A file that pages load. Its content is in its URL, so that it may be kept forever."""
+        name = request.path_params["name"]
+        if name not in self._files:
+            return self.page("trouble.html", 404, at="", title="Not found", message="There is no such file.")
+        kept = "public, max-age=31536000, immutable" if "v" in request.query_params else "no-cache"
+        headers = {**HEADERS, "cache-control": kept}
+        return Response(self._files[name], 200, headers, _TYPES[Path(name).suffix])

@@ -1,0 +1,132 @@
+"""Figures and short words, as people read them. What is not known is "n/a", never 0."""
+
+import time
+from urllib.parse import quote
+
+UNKNOWN = "n/a"
+MINUS = "\N{MINUS SIGN}"
+_MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
+
+REASONS = {
+    "bodies": "the request could not be read",
+    "breaker-open": "the summary model has failed repeatedly and is left alone for a while",
+    "content-filter": "the summary model's provider filtered its answer",
+    "crashed": "a fault of the proxy while compacting",
+    "encoded": "the request body was compressed",
+    "http-401": "the summary model refused the credential",
+    "http-403": "the summary model refused the credential",
+    "http-429": "the summary model's provider asked to slow down",
+    "internal": "a fault of the proxy while compacting",
+    "no-model": "no summary model is configured or known",
+    "no-summary-model": "no summary model is configured or known",
+    "overflow": "the summary call itself was too long for its model",
+    "rules-lost": "the summary had lost standing rules, and was not used",
+    "store-failed": "the store could not be read or written",
+    "summary-window": "what was to be summarised does not fit the summary model",
+    "timeout": "the summary model took too long",
+    "too-short": "the summary was too short to be one",
+    "tool-calls": "the summary model called a tool instead of writing",
+    "unreachable": "the summary model could not be reached",
+}
+KINDS = {
+    "compacted": "Compacted",
+    "failed": "No round made",
+    "failed-open": "Failed open",
+    "over-limit": "Over the limit",
+    "recovered": "Recovered",
+    "measured": "Measured",
+    "undone": "Undone",
+    "marked": "Compact next",
+    "pinned": "Pinned",
+    "unpinned": "Unpinned",
+    "bypassed": "Bypassed",
+    "resumed": "Resumed",
+}
+
+
+def segment(value: object) -> str:
+    """A path segment of a URL."""
+    return quote(str(value).encode("utf-8", "replace"), safe="")
+
+
+def usd(value: float | None) -> str:
+    """Dollars: two digits after the point, or two significant ones below a cent."""
+    if value is None:
+        return UNKNOWN
+    sign = MINUS if value < 0 else ""
+    size = abs(value)
+    if 0 < size < 0.00005:
+        return f"{sign}<$0.0001"
+    return f"{sign}${size:,.4f}" if 0 < size < 0.01 else f"{sign}${size:,.2f}"
+
+
+def count(value: float | None) -> str:
+    """A whole number, with its thousands set off."""
+    return UNKNOWN if value is None else f"{value:,.0f}".replace("-", MINUS)
+
+
+def short(value: float | None) -> str:
+    """A number in three or four characters: 950, 4.1k, 312k, 1.6M."""
+    if value is None:
+        return UNKNOWN
+    for size, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            scaled = value / size
+            return (f"{scaled:.1f}" if abs(scaled) < 99.95 else f"{scaled:.0f}").replace("-", MINUS) + sign
+    return f"{value:.0f}".replace("-", MINUS)
+
+
+def percent(part: float | None, whole: float | None) -> str:
+    """A share in percent."""
+    if part is None or not whole:
+        return UNKNOWN
+    return f"{100 * part / whole:.0f} %".replace("-", MINUS)
+
+
+def milliseconds(seconds: float | None) -> str:
+    """A duration in milliseconds."""
+    if seconds is None:
+        return UNKNOWN
+    value = seconds * 1_000
+    return f"{value:.1f} ms" if value < 10 else f"{value:,.0f} ms"
+
+
+def duration(seconds: float | None) -> str:
+    """A duration in seconds."""
+    return UNKNOWN if seconds is None else f"{seconds:.1f} s"
+
+
+def stamp(at: float | None) -> str:
+    """A time, UTC, as ISO 8601 to the second."""
+    return UNKNOWN if not at else time.strftime("%Y-%m-%dT%H:%M:%SZ", _utc(at))
+
+
+def when(at: float | None) -> str:
+    """A time, UTC, for the eye."""
+    return UNKNOWN if not at else time.strftime("%d %b %H:%M:%S", _utc(at))
+
+
+def _utc(at: float) -> time.struct_time:
+    return time.gmtime(min(max(at, 0.0), 253_402_300_799.0))  # the years that four digits tell
+
+
+def ago(at: float | None, now: float) -> str:
+    """How long ago a time is."""
+    if not at:
+        return UNKNOWN
+    gone = max(0.0, now - at)
+    for size, sign in ((_DAY_S, "d"), (_HOUR_S, "h"), (_MINUTE_S, "min")):
+        if gone >= size:
+            return f"{gone / size:.0f} {sign} ago"
+    return f"{gone:.0f} s ago"
+
+
+def reason(word: str) -> str:
+    """A reason in words, followed by the short word of it; the word alone where we have none for it."""
+    said = REASONS.get(word)
+    return f"{said} ({word})" if said else word.replace("-", " ")
+
+
+def kind(word: str) -> str:
+    """The kind of an event."""
+    return KINDS.get(word, word)
