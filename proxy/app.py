@@ -45,7 +45,9 @@ def _beginning(app: ASGIApp, records: Records) -> ASGIApp:
 def _admin(config: Config, parts: Parts) -> ASGIApp:
     """What answers our own paths."""
     recall = Recall(parts.records, parts.history)
-    steering = Steering(parts.records, parts.owners, parts.history, parts.wishing, recall)
+    steering = Steering(
+        parts.records, parts.owners, parts.history, parts.wishing, recall, announce=parts.announcing
+    )
     access = Access(config.server.host, config.server.admin_key.get_secret_value())
     app = create_admin(parts.readiness, config.server.base_path, Api(steering, access), parts.metrics.written)
     return _beginning(app, parts.records)

@@ -115,9 +115,12 @@ class Parts:
         self.history = History(self.records, config.store.ttl_s)
         self.wishing = Wishing(self.records, config.store.ttl_s)
         self.effects = Effects()
-        summarising = Summarising(writer or HttpSummaryModel(self.transport), self.reading)
-        self.making = Making(summarising, self.records, self.index, self.history, self.reading)
-        self.rounds = Rounds(self.making, self.history)
+        asked = writer or HttpSummaryModel(self.transport)
+        summarising = Summarising(asked, self.reading, price=self.pricing.cost)
+        self.making = Making(
+            summarising, self.records, self.index, self.history, self.reading, announce=self.announcing
+        )
+        self.rounds = Rounds(self.making, self.history, announce=self.announcing)
         self.secret = Secret(config, store_url, self.store, report)
         self.ready = False
 
@@ -180,4 +183,4 @@ class Parts:
 
     def observing(self) -> Observing:
         """What learns from answers."""
-        return Observing(self.learning, self.anchors, self.effects, self.history)
+        return Observing(self.learning, self.anchors, self.effects, self.history, announce=self.announcing)
