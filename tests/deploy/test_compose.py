@@ -59,14 +59,20 @@ def test_every_container_has_no_more_rights_than_it_needs(services: dict[str, di
 
 def test_nothing_is_published_to_other_machines(services: dict[str, dict[str, Any]], documents: Any) -> None:
     ports = [port for service in services.values() for port in service.get("ports", ())]
-    assert ports == ["127.0.0.1:4141:4141", "127.0.0.1:4142:4141"]
+    published = {port.rpartition(":")[0] for port in ports}
+    assert published == {f"127.0.0.1:{port}" for port in (4141, 4142, 9090, 3000)}
     assert services["redis"]["networks"] == ["store"]
     assert documents(FILES[0])[0]["networks"]["store"] == {"internal": True}
 
 
 def test_every_image_is_ours_or_of_a_given_version(services: dict[str, dict[str, Any]]) -> None:
     images = {service["image"] for service in services.values() if "image" in service}
-    assert images == {"compaction-proxy:0.1.0", "valkey/valkey:8.1-alpine"}
+    assert images == {
+        "compaction-proxy:0.1.0",
+        "valkey/valkey:8.1-alpine",
+        "prom/prometheus:v3.5.0",
+        "grafana/grafana:12.1.1",
+    }
     assert all((ROOT / service["build"]).is_dir() for service in services.values() if "build" in service)
 
 
@@ -82,6 +88,8 @@ def test_the_proxy_waits_for_its_store_and_apps_wait_for_the_proxy(
         "demo-provider": None,
         "demo-proxy": {"demo-provider": healthy},
         "demo-app": {"demo-proxy": healthy},
+        "prometheus": {"proxy": healthy},
+        "grafana": {"prometheus": healthy},
     }
     needed = {name for waiting in waits.values() for name in waiting or ()}
     assert [name for name in needed if "test" not in services[name]["healthcheck"]] == []
