@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 from proxy.cli.connect import connect
+from proxy.cli.doctor import doctor
 from proxy.cli.ending import group, loaded
+from proxy.cli.models import models
 from proxy.cli.options import ConfigOption
 from proxy.cli.replay import replay
 from proxy.cli.run import run
@@ -116,6 +118,8 @@ def version() -> None:
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run)
 app.command()(connect)
 app.command()(replay)
+app.command()(doctor)
+app.command()(models)
 app.command()(savings)
 app.command()(search)
 app.command()(watch)

@@ -1,0 +1,141 @@
+"""What of this machine matters: the address, open files, proxies, keys, optional packages, the tokenizer."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+
+from proxy import serving
+from proxy.adapters.outgoing_proxy import environment_proxies
+from proxy.adapters.tiktoken_counter import TiktokenCounter
+from proxy.adapters.toktok_counter import golden
+from proxy.cli.diagnosis.finding import ERROR, NOTE, OK, WARNING, Finding
+from proxy.cli.foreground import DESCRIPTORS, listening
+from proxy.cli.probe import local_url, version_at
+from proxy.config.checks import is_loopback
+from proxy.config.model import Config
+from proxy.config.sections import ServerSection
+from proxy.config.values import origin, without_passwords
+from proxy.errors import ConfigError
+
+FEW_DESCRIPTORS = 4_096  # two for each request, and 1,000 requests at once are let in
+WEAK_KEY_CHARACTERS = 16
+WEAK_KEY_KINDS = 6  # different characters
+STRONG_KEY = "openssl rand -hex 32"
+# What each extra is for, and a module of it.
+_EXTRAS = {"crypto": "cryptography", "fast": "toktok", "otel": "opentelemetry.sdk"}
+
+
+def findings(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Everything about this machine but its store."""
+    yield address(config.server)
+    yield from admin_key(config.server)
+    yield descriptors()
+    yield from proxies(config, environ)
+    yield from extras(config)
+    yield tokenizer()
+
+
+def address(server: ServerSection) -> Finding:
+    """Whether the address is free, or ours."""
+    url = local_url(server)
+    where = f"unix:{server.unix_socket}" if server.unix_socket else f"{server.host}:{server.port}"
+    version = version_at(url, server.unix_socket)
+    if version is not None:
+        return Finding(OK, "address", f"{where}: version {version} of this proxy answers")
+    try:
+        bound = listening(server)
+    except ConfigError as error:
+        return Finding(ERROR, "address", str(error), "end what listens there, or choose another server.port")
+    with serving.removed_at_the_end(bound):
+        bound.close()
+    return Finding(OK, "address", f"{where}: free, nothing is running there")
+
+
+def admin_key(server: ServerSection) -> Iterator[Finding]:
+    """Whether the admin API is closed to strangers."""
+    key = server.admin_key.get_secret_value()
+    open_to_others = server.unix_socket is not None or not is_loopback(server.host)
+    if not key and open_to_others:
+        what = "none, so that the admin API is closed at this address"
+        yield Finding(WARNING, "admin key", what, f"set server.admin_key, such as from `{STRONG_KEY}`")
+    elif not key:
+        yield Finding(OK, "admin key", "none; the admin API answers this machine only")
+    elif len(key) < WEAK_KEY_CHARACTERS or len(set(key)) < WEAK_KEY_KINDS:
+        yield Finding(
+            WARNING, "admin key", "easy to guess", f"take a longer one, such as from `{STRONG_KEY}`"
+        )
+    else:
+        yield Finding(OK, "admin key", "set")
+
+
+def descriptors() -> Finding:
+    """How many files and connections a process may have open."""
+    if sys.platform == "win32":
+        return Finding(NOTE, "open files", "no limit that could be read here")
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, DESCRIPTORS)
+    if allowed < FEW_DESCRIPTORS:
+        fix = "raise it: `ulimit -Hn`, LimitNOFILE of systemd, or ulimits of a container"
+        return Finding(WARNING, "open files", f"{allowed:,} at most, two for each request", fix)
+    return Finding(OK, "open files", f"{allowed:,} at most")
+
+
+def proxies(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Whether the environment sends our requests through somebody else, or seems to name an upstream."""
+    target = origin(config.upstream.base_url)
+    through = environment_proxies().url(target.scheme, target.host, target.port)
+    if through is not None:
+        what = f"requests to {target.host} go through {without_passwords(through)}"
+        yield Finding(NOTE, "proxy", what, f"NO_PROXY={target.host}, if that is not meant")
+    else:
+        yield Finding(OK, "proxy", f"{target.host} is asked directly")
+    named = environ.get("OPENAI_BASE_URL", "")
+    if named and named.rstrip("/") != f"{local_url(config.server).rstrip('/')}/v1":
+        what = "OPENAI_BASE_URL is set, and is for clients: the upstream is never taken from it"
+        yield Finding(NOTE, "environment", what)
+
+
+def extras(config: Config) -> Iterator[Finding]:
+    """Which optional packages are there, and whether the configuration needs one that is not."""
+    wanted = {
+        "crypto": bool(config.store.encryption_keys),
+        "otel": bool(config.observability.otlp_endpoint),
+    }
+    for name, module in _EXTRAS.items():
+        there = _installed(module)
+        if there or not wanted.get(name):
+            yield Finding(
+                OK if there else NOTE, "extras", f"{name}: {'installed' if there else 'not installed'}"
+            )
+        else:
+            fix = f"pip install 'compaction-proxy[{name}]'"
+            yield Finding(ERROR, "extras", f"{name}: configured, and not installed", fix)
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def tokenizer() -> Finding:
+    """Whether the shipped vocabularies count what they counted when the package was made."""
+    told: list[str] = []
+    counter = TiktokenCounter(told.append)
+    texts = golden()
+    wrong = sum(counter.count(each.text, "gpt-5") != each.tokens for each in texts)
+    if wrong or told:
+        what = told[0] if told else f"{wrong} of {len(texts)} texts are counted otherwise than they should be"
+        return Finding(ERROR, "tokenizer", what, "install the package again")
+    return Finding(OK, "tokenizer", f"{len(texts)} texts are counted as they should be")
+
+
+def process() -> Finding:
+    """Who runs this: root needs not to."""
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        return Finding(NOTE, "user", "root", "run it as a user of its own; it needs no rights")
+    return Finding(OK, "user", "not root")

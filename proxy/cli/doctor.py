@@ -1,0 +1,75 @@
+"""`doctor`: what keeps the proxy from working, or from working well, and what mends it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from proxy.cli.ending import BAD_CONFIG, FAILED
+from proxy.cli.options import ConfigOption, JsonOption
+from proxy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from proxy.cli.diagnosis.finding import Finding
+    from proxy.config.sources import Loaded
+
+
+def doctor(
+    probe: Annotated[
+        bool,
+        typer.Option("--probe", help="Ask the summary model for one word; its provider may charge for it."),
+    ] = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Look for what is wrong, and say what mends it. Ends with 1 if something keeps it from working."""
+    import asyncio
+    import os
+
+    from proxy.cli.diagnosis.finding import ERROR, lines
+    from proxy.cli.terminal import say, say_json
+    from proxy.config.sources import load
+
+    try:
+        found = load(config, os.environ)
+    except ConfigError as error:
+        everything, code = _misconfigured(error), BAD_CONFIG
+    else:
+        everything = asyncio.run(_collected(found, probe=probe))
+        code = FAILED if any(each.level == ERROR for each in everything) else 0
+    if as_json:
+        say_json({"findings": [each._asdict() for each in everything]})
+    else:
+        say(lines(everything))
+    raise typer.Exit(code)
+
+
+def _misconfigured(error: ConfigError) -> "list[Finding]":
+    from proxy.cli.diagnosis.finding import ERROR, Finding
+
+    fix = "correct it; `compaction-proxy config schema` and docs/configuration.md describe every key"
+    return [Finding(ERROR, "configuration", line, fix) for line in str(error).splitlines()]
+
+
+async def _collected(found: "Loaded", *, probe: bool) -> "list[Finding]":
+    return [each async for each in _findings(found, probe=probe)]
+
+
+async def _findings(found: "Loaded", *, probe: bool) -> "AsyncIterator[Finding]":
+    """Everything that is looked at, from near to far."""
+    import os
+
+    from proxy.cli.diagnosis import machine, provider, storage
+    from proxy.cli.diagnosis.finding import OK, WARNING, Finding
+
+    yield Finding(OK, "configuration", str(found.path or Path("built-in defaults and the environment")))
+    for line in found.warnings:
+        yield Finding(WARNING, "configuration", line, "change it, or leave it where it is meant")
+    for each in machine.findings(found.config, os.environ):
+        yield each
+    async for each in storage.findings(found.config):
+        yield each
+    async for each in provider.findings(found.config, probe=probe):
+        yield each
