@@ -26,8 +26,8 @@ NAMES = {*COUNTERS, *HISTOGRAMS, *GAUGES}
 UNITS = ("_seconds", "_ratio", "_tokens", "_usd", "_state", "_successful", "_active", "_info")
 # All that may tell series apart: none of these takes as many values as there are clients.
 LABELS = {
-    "model", "status", "strategy", "trigger", "outcome", "reason", "direction", "source", "op", "code", "target",
-    "version",
+    "model", "status", "strategy", "trigger", "outcome", "reason", "direction", "source", "op", "code",
+    "target", "version",
 }  # fmt: skip
 USUAL = Exchange(
     at=1.0, model="gpt", status="none", code=200, overhead_s=0.002, first_byte_s=0.2, upstream_s=3.0
@@ -101,7 +101,8 @@ async def test_rounds_and_failures_are_counted_from_events() -> None:
     metrics = Metrics("1.0")
     made = Event(
         COMPACTED, 1.0, strategy="anchored", reason="tokens,http-500", outcome="applied", seconds=3.5,
-        calls=2, tokens_before=1_000, tokens_after=250, prompt_tokens=900, completion_tokens=80, cost_usd=0.125,
+        calls=2, tokens_before=1_000, tokens_after=250, prompt_tokens=900, completion_tokens=80,
+        cost_usd=0.125,
     )  # fmt: skip
     for event in (
         made,

@@ -17,14 +17,15 @@ DASHBOARD = FOLDER / "grafana" / "dashboards" / "compaction-proxy.json"
 ADDED = {"instance", "job"}
 OWN = {"up": ADDED}
 FUNCTIONS = {
-    "sum", "max", "min", "count", "by", "rate", "increase", "histogram_quantile", "label_values", "vector", "time",
-    "or",
+    "sum", "max", "min", "count", "by", "rate", "increase", "histogram_quantile", "label_values", "vector",
+    "time", "or",
 }  # fmt: skip
 
 
 def series() -> Mapping[str, set[str]]:
     """Every name that can be asked for, and its labels."""
-    plain = {name: set(it.labels) for name, it in {**COUNTERS, **GAUGES}.items()}
+    plain = {name: set(it.labels) for name, it in COUNTERS.items()}
+    plain |= {name: set(it.labels) for name, it in GAUGES.items()}
     parts = {
         f"{name}_{part}": set(it.labels) | ({"le"} if part == "bucket" else set())
         for name, it in HISTOGRAMS.items()
