@@ -23,7 +23,7 @@ from proxy.storage.records import Fields, Item, Line, Records
 # Conversations that may wait to be written; beyond it the newest are not gathered.
 MAX_WAITING = 10_000
 # Lines of one conversation that may wait, and that are kept.
-MAX_LINES = 100
+MAX_LINES = 32
 KEPT_LINES = 1_000
 LEASE_S = 10.0
 # Nothing is written under a lease that is older, because it may have gone to another.

@@ -5,7 +5,7 @@ listens; then all that is written.
 """
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -16,7 +16,8 @@ from proxy.core.economics import Saving, Standing, saving
 from proxy.core.exchange import Exchange
 from proxy.core.keys import conversation_key
 from proxy.core.price import Price
-from proxy.feed import EXCHANGE, Feed
+from proxy.core.statistics import FAILED_FROM
+from proxy.feed import EXCHANGE, EXCHANGES_PER_S, Feed
 from proxy.guard import contained
 from proxy.logs import JOURNAL_NOT_WRITTEN
 from proxy.statistics import Statistics
@@ -103,6 +104,8 @@ class Journal:
         self._outdated = outdated
         self._pricing = pricing
         self._noted: list[tuple[Noted, int | None]] = []
+        self._shown: deque[Entry] = deque(maxlen=EXCHANGES_PER_S)
+        self._prices: dict[tuple[str, str], Price | None] = {}
         self._standing: OrderedDict[str, Standing] = OrderedDict()
         self._task: asyncio.Task[None] | None = None
         self._flushing = asyncio.Lock()
@@ -144,12 +147,18 @@ class Journal:
         noted, self._noted = self._noted, []
         if noted:
             await self._await_prices(noted[0][0])
+        self._prices.clear()
         for start in range(0, len(noted), AT_ONCE):
             entries = [self._entered(each, begun) for each, begun in noted[start : start + AT_ONCE]]
             for listener in self.listeners:
                 with contained(_not_written):
                     listener(entries)
             await asyncio.sleep(0)
+        for entry in self._shown:
+            conversation = entry.noted.conversation
+            shown = to_fields(Kept(entry.noted.exchange, entry.saving))
+            self._feed.tell(EXCHANGE, {**shown, "conversation": conversation} if conversation else shown)
+        self._shown.clear()
 
     async def _await_prices(self, noted: Noted) -> None:
         """Have the prices loaded that the first exchange asks for."""
@@ -157,22 +166,30 @@ class Journal:
             await self._pricing.ready()
 
     def _entered(self, noted: Noted, begun: int | None) -> Entry:
-        """An exchange with its price; counted, told, and in its conversation's account."""
-        made = self._saved(noted)
-        self._statistics.add(noted.tenant, noted.exchange, made)
-        kept = Kept(noted.exchange, made)
-        if noted.conversation is None:
-            self._feed.tell(EXCHANGE, to_fields(kept))
-        elif self._accounts.add(noted.tenant, noted.conversation, kept, begun):
-            self._feed.tell(EXCHANGE, {**to_fields(kept), "conversation": noted.conversation})
-        return Entry(noted, made)
+        """An exchange with its price, in its conversation's account."""
+        entry = Entry(noted, self._saved(noted))
+        self._statistics.add(noted.tenant, noted.exchange, entry.saving)
+        if noted.conversation is None or self._accounts.add(
+            noted.tenant, noted.conversation, Kept(noted.exchange, entry.saving), begun
+        ):
+            self._shown.append(entry)
+        return entry
+
+    def _price(self, noted: Noted) -> Price | None:
+        """Held while a batch is worked through: most of it asks the same model."""
+        asked = (noted.exchange.model, noted.origin)
+        if asked not in self._prices:
+            self._prices[asked] = self._pricing.of(*asked) if self._pricing else None
+        return self._prices[asked]
 
     def _saved(self, noted: Noted) -> Saving | None:
-        price = self._pricing.of(noted.exchange.model, noted.origin) if self._pricing else None
+        price, exchange = self._price(noted), noted.exchange
         if noted.conversation is None:
-            return saving(noted.exchange, noted.prefixes, None, price)[0]
+            if exchange.tokens_before == exchange.tokens_after:
+                return _unchanged(exchange, price)
+            return saving(exchange, noted.prefixes, None, price)[0]
         key = conversation_key(noted.tenant, noted.conversation)
-        made, self._standing[key] = saving(noted.exchange, noted.prefixes, self._standing.get(key), price)
+        made, self._standing[key] = saving(exchange, noted.prefixes, self._standing.get(key), price)
         self._standing.move_to_end(key)
         if len(self._standing) > MAX_STANDING:
             self._standing.popitem(last=False)
@@ -183,6 +200,18 @@ class Journal:
             await asyncio.sleep(FLUSH_S)
             with contained(_not_written):
                 await self.flush()
+
+
+def _unchanged(exchange: Exchange, price: Price | None) -> Saving | None:
+    """What `saving` says of an exchange that stands alone and went on as it came; in a tenth of the time."""
+    if price is None:
+        return None
+    if exchange.code >= FAILED_FROM:
+        return Saving(0.0)
+    if exchange.prompt_tokens is None:
+        return None
+    cached, written = exchange.cached_tokens or 0, exchange.completion_tokens or 0
+    return Saving(price.of(exchange.prompt_tokens, cached, written))
 
 
 def _not_written(error: BaseException) -> None:

@@ -19,7 +19,7 @@ from proxy.core.economics import Saving
 from proxy.core.event import Event
 from proxy.core.exchange import Exchange
 from proxy.core.keys import day_prefix, hours_key, key_name, writers_key
-from proxy.core.statistics import Counters, from_fields, to_fields
+from proxy.core.statistics import FAILED_FROM, Counters, from_fields, to_fields
 from proxy.lru import Lru
 from proxy.storage.records import Fields, Item, Line, Records
 
@@ -115,7 +115,7 @@ class Statistics:
         counters.add(exchange)
         if saving is not None:
             counters.price(saving.cost, saving.gross, saving.cache_loss)
-        elif exchange.code < 400:
+        elif exchange.code < FAILED_FROM:
             counters.unpriced += 1
 
     def heard(self, tenant: str, event: Event) -> None:

@@ -175,6 +175,7 @@ def feed_key(kind: str) -> str:
     return f"{_scope('', 'feed')}:feed:{kind}"
 
 
+@_remembered
 def key_name(tenant: str) -> str:
     """What a tenant, which is a client's key, is called in statistics: `k_` and 12 hex digits."""
     return f"k_{_short(tenant)[:_NAME_HEX_DIGITS]}"

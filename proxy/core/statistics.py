@@ -11,7 +11,8 @@ from proxy.core.exchange import Exchange
 # Upper bounds of the overhead's buckets, in seconds; what took longer stands in one more.
 OVERHEAD_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _BUCKETS = len(OVERHEAD_BOUNDS_S) + 1
-_FAILED_FROM = 400
+# Status codes of answers that are errors.
+FAILED_FROM = 400
 
 COUNTS = (
     "requests", "failed", "tokens_before", "tokens_after", "prompt_tokens", "completion_tokens",
@@ -76,7 +77,7 @@ class Counters:
     def add(self, exchange: Exchange) -> None:
         """One more exchange, but for its price."""
         self.requests += 1
-        self.failed += exchange.code >= _FAILED_FROM
+        self.failed += exchange.code >= FAILED_FROM
         self.tokens_before += exchange.tokens_before or 0
         self.tokens_after += exchange.tokens_after or 0
         self.prompt_tokens += exchange.prompt_tokens or 0

@@ -1,7 +1,7 @@
 """Totals: what a conversation has used, what that cost, and how its last exchange went."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from proxy.core.event import number, whole
@@ -75,7 +75,20 @@ class Totals:
         self.cached_tokens += exchange.cached_tokens or 0
         if exchange.at >= self.last_at:
             self.last_at = exchange.at
-            _latest(self, exchange)
+            self.remember(exchange)
+
+    def remember(self, source: "Exchange | Totals") -> None:
+        """What the newer one knows."""
+        self.model = source.model or self.model
+        self.status = source.status or self.status
+        if source.tokens_before is not None:
+            self.tokens_before = source.tokens_before
+        if source.tokens_after is not None:
+            self.tokens_after = source.tokens_after
+        if source.trigger is not None:
+            self.trigger = source.trigger
+        if source.window is not None:
+            self.window = source.window
 
     def price(self, cost: float, gross: float, cache_loss: float) -> None:
         """The price of one more request, in dollars."""
@@ -85,21 +98,12 @@ class Totals:
         self.cache_loss_usd += cache_loss
 
 
-def _latest(totals: Totals, source: Exchange | Totals) -> None:
-    """What the newer one knows."""
-    for name in (*LAST_TEXT, *LAST_WHOLE):
-        value = getattr(source, name)
-        if value not in ("", None):
-            setattr(totals, name, value)
-
-
 def together(one: Totals, other: Totals) -> Totals:
     """The sum of both; of what is no sum, what the later one says."""
     early, late = sorted((one, other), key=lambda each: each.last_at)
     sums = {name: getattr(one, name) + getattr(other, name) for name in COUNTS + DOLLARS}
-    found = Totals(**sums, last_at=late.last_at)
-    _latest(found, early)
-    _latest(found, late)
+    found = replace(early, **sums, last_at=late.last_at)
+    found.remember(late)
     return found
 
 
