@@ -61,6 +61,11 @@ JsonObject = dict[str, Any]
 Answer = SummaryAnswer | SummaryFailed
 
 
+def priced(_model: str, _url: str, prompt: int, cached: int, completion: int) -> float:
+    """A dollar a token, cached ones free, and two for each that is written."""
+    return prompt - cached + 2.0 * completion
+
+
 def ignored(_: StoreUnavailable) -> None:
     """Failures of a store that the test makes fail on purpose."""
 
@@ -115,6 +120,7 @@ class Bench:
         strategy: What its requests are treated with, unless they say otherwise.
         window: Of its model.
         now: What its clocks show, where they do not run by themselves.
+        heard: The events that were announced.
     """
 
     compactor: Compactor
@@ -130,6 +136,7 @@ class Bench:
     strategy: str
     window: int
     now: list[float]
+    heard: list[Event]
 
     def ask(self, messages: list[JsonObject], **over: Any) -> Ask:
         return ask(messages, **{"strategy": self.strategy, "window": self.window, **over})
@@ -183,14 +190,18 @@ async def bench(
     index, history = CheckpointIndex(records), History(records, TTL_S)
     learning, anchors = Learning(records), Anchors(records)
     wishing, effects = Wishing(records, TTL_S, clock=clock), Effects(clock)
-    making = Making(
-        Summarising(model, reading, clock=clock, jitter=lambda: 0.0), records, index, history, reading
-    )
-    rounds = Rounds(making, history, clock=clock)
+    heard: list[Event] = []
+
+    def announce(_: str, event: Event) -> None:
+        heard.append(event)
+
+    summarising = Summarising(model, reading, price=priced, clock=clock, jitter=lambda: 0.0)
+    making = Making(summarising, records, index, history, reading, announce=announce)
+    rounds = Rounds(making, history, announce=announce, clock=clock)
     viewer = Viewer(reading, records, index, learning, anchors, wishing)
     ordering = Ordering(instructions, lambda tenant, prefix: minted(b"secret", tenant, prefix), TTL_S)
     replacing = Replacing(viewer, rounds, making, reading, wishing, effects, ordering)
-    observing = Observing(learning, anchors, effects, history)
+    observing = Observing(learning, anchors, effects, history, announce=announce)
     yield Bench(
         compactor=Compactor(viewer, replacing, reading, learning),
         rounds=rounds,
@@ -205,6 +216,7 @@ async def bench(
         strategy=strategy,
         window=window,
         now=now,
+        heard=heard,
     )
     await rounds.close()
     await learning.close()
