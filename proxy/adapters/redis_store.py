@@ -22,7 +22,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from proxy.adapters.redis_client import ANSWER_TIMEOUT_S, FAILURES, connections, unavailable
 from proxy.adapters.redis_scripts import ACQUIRE, COUNT, RELEASE, RENEW, WRITE, Script
 from proxy.adapters.redis_url import RedisUrl
-from proxy.core.keys import owner_key
+from proxy.core.keys import hash_tag, owner_key
 from proxy.errors import StoreUnavailable
 from proxy.ports import Entry, Lease, Record
 
@@ -54,10 +54,6 @@ def _checked(items: _Items) -> None:
         raise StoreUnavailable("store-too-large", f"a value takes more than {MAX_VALUE_BYTES} bytes")
 
 
-def _arguments(item: Record | Entry) -> list[_Argument]:
-    return [item.keep if isinstance(item, Entry) else 0, _milliseconds(item.ttl_s), item.value]
-
-
 def _is_counted(key: str) -> bool:
     """Whether a key belongs to a scope of a tenant, who has a limited number."""
     return owner_key(key) is not None
@@ -74,7 +70,7 @@ def _pattern(prefix: str) -> str:
 
 
 class RedisStore:
-    """Implements `ports.Store`; keys that are given together must share a hash tag.
+    """Implements `ports.Store`; keys that are written together must share a hash tag.
 
     Args:
         url: Where the servers are, and as whom to speak to them.
@@ -93,11 +89,9 @@ class RedisStore:
         """The live values under `keys`. Without keys nothing is read but that the server answers."""
         if not keys:
             await self._ask("EXISTS", self._key("answers"))
-        found: list[bytes | None] = []
-        for start in range(0, len(keys), _KEYS_PER_COMMAND):
-            some = keys[start : start + _KEYS_PER_COMMAND]
-            found += await self._ask("MGET", *map(self._key, some))
-        return found
+        starts = range(0, len(keys), _KEYS_PER_COMMAND)
+        some = [await self._read_at_once(keys[at : at + _KEYS_PER_COMMAND]) for at in starts]
+        return [value for values in some for value in values]
 
     async def commit(self, claim: Record, also: _Items = (), *, lease: Lease | None = None) -> bytes | None:
         """Write everything unless the claim is taken or the lease is lost; return what stands there."""
@@ -225,7 +219,8 @@ class RedisStore:
         ]
         arguments: list[_Argument] = [int(claimed), lease.fence if lease else "", listed]
         for item in items:
-            arguments += _arguments(item)
+            keep = item.keep if isinstance(item, Entry) else 0
+            arguments += [keep, _milliseconds(item.ttl_s), item.value]
         answer: bytes | int | None = await self._run(WRITE, keys, arguments)
         return answer
 
@@ -264,9 +259,8 @@ class RedisStore:
                 found, keys = await self._ask(
                     "SCAN", cursor or 0, "MATCH", pattern, "COUNT", _SCANNED_PER_COMMAND, **where
                 )
-                cursor = (
-                    next(iter(found.values())) if isinstance(found, dict) else found
-                )  # a cluster's: by node
+                # A cluster's is by node.
+                cursor = next(iter(found.values())) if isinstance(found, dict) else found
                 yield keys
 
     async def _masters(self) -> list[dict[str, Any]]:
@@ -280,17 +274,27 @@ class RedisStore:
     async def _unlinked(self, keys: Sequence[bytes]) -> int:
         """Forget these keys, wherever they are; how many of them were records and lists."""
         starts = range(0, len(keys), _KEYS_PER_COMMAND)
-        return sum([await self._unlinked_at_once(keys[at : at + _KEYS_PER_COMMAND]) for at in starts])
+        gone = [
+            each for at in starts for each in await self._piped("UNLINK", keys[at : at + _KEYS_PER_COMMAND])
+        ]
+        return sum(count for key, count in zip(keys, gone, strict=True) if not _OUR_OWN.search(key))
 
-    async def _unlinked_at_once(self, keys: Sequence[bytes]) -> int:
+    async def _read_at_once(self, keys: Sequence[str]) -> list[bytes | None]:
+        """In one round trip; of a cluster, where keys stand on several nodes, in one to each of them."""
+        names = [self._key(key) for key in keys]
+        if isinstance(self._redis.client, RedisCluster) and len(set(map(hash_tag, keys))) > 1:
+            return [value for (value,) in await self._piped("MGET", names)]
+        return list(await self._ask("MGET", *names))
+
+    async def _piped(self, command: str, keys: Sequence[str | bytes]) -> list[Any]:
+        """One command for each key, sent together."""
         if self._closed:
             raise StoreUnavailable("store-closed")
         pipeline = self._redis.client.pipeline(transaction=False)
         for key in keys:
-            pipeline.execute_command("UNLINK", key)
+            pipeline.execute_command(command, key)
         try:
             async with self._slots:
-                gone = await pipeline.execute()
+                return list(await pipeline.execute())
         except FAILURES as error:
             raise unavailable(error) from error
-        return sum(count for key, count in zip(keys, gone, strict=True) if not _OUR_OWN.search(key))

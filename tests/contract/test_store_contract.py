@@ -35,6 +35,16 @@ async def test_thousands_of_keys_are_read_at_once(store: Store) -> None:
     assert found == [None if n % 7 else b"%d" % n for n in range(3000)]
 
 
+async def test_what_stands_in_many_scopes_is_read_at_once(store: Store) -> None:
+    for n in range(0, 90, 2):
+        await store.write([Record(f"{{t{n}}}k", b"%d" % n, DAY_S)])
+    await store.write([Entry("{t1}k", b"line", DAY_S, 5)])
+
+    found = await store.read([f"{{t{n}}}k" for n in range(90)])
+
+    assert found == [None if n % 2 else b"%d" % n for n in range(90)]
+
+
 async def test_a_write_goes_over_what_was_there(store: Store) -> None:
     await store.write([Record("{t}k", b"old", DAY_S)])
     await store.write([Record("{t}k", b"new", DAY_S)])
