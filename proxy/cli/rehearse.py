@@ -1,10 +1,20 @@
-"""The stage of rehearsals: the proxy's parts over a memory of their own; no model writes summaries."""
+"""The stage of rehearsals: the proxy's parts over a memory of their own; no model writes summaries.
 
+`python -m proxy.cli.rehearse` is what plays for a proxy that serves: it is told what on its standard input, a
+line of JSON and then the conversation, and answers with a JSON object (`rehearsal.rehearsing`).
+"""
+
+import asyncio
+import json
+import logging
+import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+from proxy import logs
 from proxy.adapters.genai_price_table import GenaiPriceTable
 from proxy.adapters.memory_store import MemoryStore
 from proxy.adapters.tiktoken_counter import TiktokenCounter
@@ -13,10 +23,13 @@ from proxy.config.model import Config, ModelSettings, for_model
 from proxy.config.sections import ServerSection, StoreSection
 from proxy.core.policy import Policy
 from proxy.core.price import Price
+from proxy.errors import RequestRefused
 from proxy.parts import Parts
 from proxy.pricing import Pricing
-from proxy.rehearsal.playing import Stage
+from proxy.rehearsal.playing import Stage, Wanted, play
 from proxy.rehearsal.provider import Provider
+from proxy.rehearsal.recordings import Recording, recorded
+from proxy.rehearsal.result import to_fields
 from proxy.rehearsal.writer import Writer
 from proxy.relay.exchange import Upstream
 from proxy.relay.identity import origin
@@ -24,6 +37,8 @@ from proxy.relay.summary_routes import summary_routes
 
 # Whatever is kept of one conversation at a time, its archive included.
 STORE_BYTES = 128 * 1024 * 1024
+# The relay comes first.
+NICENESS = 10
 # A client's request, as far as it says whom to ask for a summary.
 _SCOPE: dict[str, Any] = {"raw_path": b"/v1/chat/completions", "query_string": b"", "headers": []}
 
@@ -74,3 +89,32 @@ async def staged(config: Config) -> AsyncIterator[Stage]:
             price=partial(_price, pricing, target),
             origin=target,
         )
+
+
+async def _results(config: Config, recording: Recording, strategies: list[str], wanted: Wanted) -> list[Any]:
+    async with staged(config) as stage:
+        return [to_fields(await play(stage, recording, name, wanted)) for name in strategies]
+
+
+def answered(told: bytes) -> dict[str, Any]:
+    """What is played, as results or as an error."""
+    line, _, body = told.partition(b"\n")
+    about = json.loads(line)
+    try:
+        recording = recorded(json.loads(body), about["name"])
+    except (RequestRefused, ValueError, RecursionError) as error:
+        return {"error": str(error)}
+    config = Config.model_validate_json(json.dumps(about["config"]))
+    strategies = list(dict.fromkeys(about["strategies"]))
+    return {"results": asyncio.run(_results(config, recording, strategies, Wanted(**about["wanted"])))}
+
+
+def main() -> None:
+    """Play what standard input tells, after everything else that the machine has to do."""
+    os.nice(NICENESS)
+    logs.configure("console", logging.CRITICAL)
+    print(json.dumps(answered(sys.stdin.buffer.read())))
+
+
+if __name__ == "__main__":
+    main()

@@ -12,7 +12,7 @@ from proxy.errors import RequestRefused
 MAX_FILE_BYTES = 200 * 1024 * 1024
 MAX_BODY_BYTES = 64 * 1024 * 1024
 # What of a request shapes what is forwarded, or how large it may be.
-_MEMBERS = ("tools", "functions", "response_format", "max_tokens", "max_completion_tokens")
+SHAPING = ("tools", "functions", "response_format", "max_tokens", "max_completion_tokens")
 # A client asks after these; an assistant message behind one is the answer to a request.
 _ASKING = frozenset({"user", "tool", "function"})
 # What a model is called where nobody says it.
@@ -77,7 +77,7 @@ def recorded(value: object, name: str) -> Recording:
         model=model if isinstance(model, str) else "",
         messages=tuple(map(dumps, messages)),
         lengths=lengths,
-        members={key: dumps(body[key]) for key in _MEMBERS if body.get(key)},
+        members={key: dumps(body[key]) for key in SHAPING if body.get(key)},
     )
 
 
