@@ -10,6 +10,7 @@ import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, disable_created_metrics, values
@@ -84,16 +85,6 @@ class Names:
         return self._known.setdefault(name, shown)
 
 
-class _Batch:
-    """What a batch of exchanges adds up to. Requests come by the thousand, and metrics take microseconds."""
-
-    __slots__ = ("amounts", "counts")
-
-    def __init__(self) -> None:
-        self.amounts: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
-        self.counts: defaultdict[tuple[str, ...], float] = defaultdict(float)
-
-
 class Metrics:
     """The metrics of this process, and of the other workers if there are any.
 
@@ -130,19 +121,22 @@ class Metrics:
         self.reloaded(taken=True)
 
     def exchanges(self, heard: Iterable[Heard]) -> None:
-        """Count exchanges, oldest first."""
-        batch = _Batch()
-        for conversation, exchange, saving in heard:
-            model = self._models.label(exchange.model, new=0 < exchange.code < _FIRST_ERROR)
-            _add_exchange(batch, model, exchange)
-            _add_sizes(batch, model, exchange)
-            _add_saving(batch, model, saving)
-            if conversation is not None:
-                self._add_form(batch, conversation, exchange)
-        for (name, *labels), amount in batch.counts.items():
-            self._count(name, amount, *labels)
-        for (name, *labels), amounts in batch.amounts.items():
-            self._observe(name, amounts, *labels)
+        """Count exchanges, oldest first; many are alike, and counted together."""
+        alike: defaultdict[tuple[str, str, int], list[Heard]] = defaultdict(list)
+        stable: list[float] = []
+        for each in heard:
+            alike[each.exchange.model, each.exchange.status, each.exchange.code].append(each)
+            if each.conversation is not None:
+                stable += self._stability(each.conversation, each.exchange)
+        for (name, status, code), group in alike.items():
+            model = self._models.label(name, new=0 < code < _FIRST_ERROR)
+            exchanges = [each.exchange for each in group]
+            self._count("compaction_requests_total", len(group), model, status)
+            self._add_times(model, code, exchanges)
+            self._add_usage(model, exchanges)
+            self._add_sizes(model, [each for each in exchanges if each.tokens_after is not None])
+            self._add_savings(model, [each.saving for each in group])
+        self._observe("compaction_prefix_stable_ratio", stable)
 
     def event(self, _tenant: str, event: Event) -> None:
         """Count what was decided, or has failed."""
@@ -214,62 +208,66 @@ class Metrics:
         self._count("compaction_summary_tokens_total", event.completion_tokens or 0, "output")
         self._count("compaction_summary_cost_usd_total", event.cost_usd or 0)
 
-    def _add_form(self, batch: _Batch, conversation: str, exchange: Exchange) -> None:
-        """Whether a request was forwarded in the form of the one before it."""
+    def _stability(self, conversation: str, exchange: Exchange) -> tuple[float, ...]:
+        """1 if a request went on in the form of the one before it, else 0; nothing if that is unknown."""
         form = exchange.strategy, exchange.round
         before = self._active.pop(conversation, None)
-        if before is not None:
-            batch.amounts["compaction_prefix_stable_ratio",].append(float(before[1] == form))
         self._active[conversation] = self._clock(), form
         if len(self._active) > MAX_ACTIVE:
             del self._active[next(iter(self._active))]
+        return () if before is None else (float(before[1] == form),)
+
+    def _add_times(self, model: str, code: int, exchanges: list[Exchange]) -> None:
+        self._observe("compaction_overhead_seconds", [each.overhead_s for each in exchanges])
+        first = [each.first_byte_s for each in exchanges if each.first_byte_s is not None]
+        self._observe("upstream_time_to_first_chunk_seconds", first, model)
+        whole = [each.upstream_s for each in exchanges if each.upstream_s is not None]
+        self._observe("upstream_request_duration_seconds", whole, model, str(code or "none"))
+
+    def _add_usage(self, model: str, exchanges: list[Exchange]) -> None:
+        told = [each for each in exchanges if each.prompt_tokens is not None]
+        self._count("compaction_input_tokens_total", sum(each.prompt_tokens or 0 for each in told), model)
+        cached = sum(each.cached_tokens or 0 for each in told)
+        self._count("compaction_cached_input_tokens_total", cached, model)
+        output = sum(each.completion_tokens or 0 for each in told)
+        self._count("compaction_output_tokens_total", output, model)
+
+    def _add_sizes(self, model: str, counted: list[Exchange]) -> None:
+        """Of requests that were counted."""
+        sizes = [(each.tokens_before or 0, each.tokens_after or 0) for each in counted]
+        self._count("compaction_tokens_before_total", sum(before for before, _ in sizes), model)
+        self._count("compaction_tokens_after_total", sum(after for _, after in sizes), model)
+        self._count(
+            "compaction_tokens_removed_total", sum(max(pair[0] - pair[1], 0) for pair in sizes), model
+        )
+        used = [(each.tokens_after or 0) / each.window for each in counted if each.window]
+        self._observe("compaction_context_used_ratio", used)
+        off = [
+            abs((each.tokens_after or 0) / each.prompt_tokens - 1) for each in counted if each.prompt_tokens
+        ]
+        self._observe("compaction_token_estimate_error_ratio", off)
+
+    def _add_savings(self, model: str, savings: list[Saving | None]) -> None:
+        known = [each for each in savings if each is not None]
+        self._count("compaction_requests_unpriced_total", len(savings) - len(known), model)
+        self._count("compaction_requests_cost_usd_total", sum(max(each.cost, 0) for each in known), model)
+        self._count("compaction_saved_cost_usd_total", sum(max(each.gross, 0) for each in known))
+        self._count("compaction_cache_loss_cost_usd_total", sum(max(each.cache_loss, 0) for each in known))
 
     def _count(self, name: str, amount: float, *labels: str) -> None:
-        counter = self._counters[name]
-        (counter.labels(*labels) if labels else counter).inc(amount)
+        if amount:  # else there would be series of nothing
+            counter = self._counters[name]
+            (counter.labels(*labels) if labels else counter).inc(amount)
 
     def _observe(self, name: str, amounts: list[float], *labels: str) -> None:
-        histogram = self._histograms[name]
-        _observe_all(histogram.labels(*labels) if labels else histogram, amounts)
-
-
-def _add_exchange(batch: _Batch, model: str, exchange: Exchange) -> None:
-    batch.counts["compaction_requests_total", model, exchange.status] += 1
-    batch.amounts["compaction_overhead_seconds",].append(exchange.overhead_s)
-    if exchange.first_byte_s is not None:
-        batch.amounts["upstream_time_to_first_chunk_seconds", model].append(exchange.first_byte_s)
-    if exchange.upstream_s is not None:
-        code = str(exchange.code or "none")
-        batch.amounts["upstream_request_duration_seconds", model, code].append(exchange.upstream_s)
-
-
-def _add_sizes(batch: _Batch, model: str, exchange: Exchange) -> None:
-    before, after, real = exchange.tokens_before, exchange.tokens_after, exchange.prompt_tokens
-    if before is not None and after is not None:
-        batch.counts["compaction_tokens_before_total", model] += before
-        batch.counts["compaction_tokens_after_total", model] += after
-        batch.counts["compaction_tokens_removed_total", model] += max(before - after, 0)
-    if after is not None and exchange.window:
-        batch.amounts["compaction_context_used_ratio",].append(after / exchange.window)
-    if after is not None and real:
-        batch.amounts["compaction_token_estimate_error_ratio",].append(abs(after / real - 1))
-    batch.counts["compaction_input_tokens_total", model] += real or 0
-    batch.counts["compaction_cached_input_tokens_total", model] += exchange.cached_tokens or 0
-    batch.counts["compaction_output_tokens_total", model] += exchange.completion_tokens or 0
-
-
-def _add_saving(batch: _Batch, model: str, saving: Saving | None) -> None:
-    if saving is None:
-        batch.counts["compaction_requests_unpriced_total", model] += 1
-        return
-    batch.counts["compaction_requests_cost_usd_total", model] += max(saving.cost, 0)
-    batch.counts["compaction_saved_cost_usd_total",] += max(saving.gross, 0)
-    batch.counts["compaction_cache_loss_cost_usd_total",] += max(saving.cache_loss, 0)
+        if amounts:
+            histogram = self._histograms[name]
+            _observe_all(histogram.labels(*labels) if labels else histogram, amounts)
 
 
 def _observe_all(child: Histogram, amounts: list[float]) -> None:
     """Observe many amounts at once, which the library offers one by one at ten times the price."""
     bounds: list[float] = child._upper_bounds  # noqa: SLF001 - a test compares this with `observe`
-    for index, count in Counter(bisect_left(bounds, amount) for amount in amounts).items():
+    for index, count in Counter(map(partial(bisect_left, bounds), amounts)).items():
         child._buckets[index].inc(count)  # noqa: SLF001
     child._sum.inc(sum(amounts))  # noqa: SLF001
