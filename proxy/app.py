@@ -44,12 +44,12 @@ def _beginning(app: ASGIApp, records: Records) -> ASGIApp:
 
 def _admin(config: Config, parts: Parts) -> ASGIApp:
     """What answers our own paths."""
-    recall = Recall(parts.records, parts.history)
+    recall = Recall(parts.records, parts.history, parts.searched)
     steering = Steering(
         parts.records, parts.owners, parts.history, parts.wishing, recall, announce=parts.announcing
     )
     access = Access(config.server.host, config.server.admin_key.get_secret_value())
-    app = create_admin(parts.readiness, config.server.base_path, Api(steering, access), parts.metrics.written)
+    app = create_admin(parts.readiness, config.server.base_path, Api(steering, access), parts.measured)
     return _beginning(app, parts.records)
 
 

@@ -1,7 +1,7 @@
 """Everything that is built once: what the proxy keeps, learns and counts with, opened and closed together."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pkgutil import resolve_name
 
@@ -14,7 +14,7 @@ from proxy.adapters.engine_transport import EngineTransport
 from proxy.adapters.genai_price_table import GenaiPriceTable
 from proxy.adapters.memory_store import MemoryStore
 from proxy.adapters.outgoing_proxy import environment_proxies
-from proxy.adapters.prometheus import Metrics
+from proxy.adapters.prometheus import Heard, Metrics
 from proxy.adapters.summary_model import HttpSummaryModel
 from proxy.adapters.tiktoken_counter import TiktokenCounter
 from proxy.adapters.toktok_counter import ToktokCounter
@@ -38,11 +38,12 @@ from proxy.conversations import Conversations
 from proxy.counting import Counting
 from proxy.errors import StoreUnavailable
 from proxy.feed import Feed
+from proxy.guard import contained
 from proxy.history import History
 from proxy.installation import Secret, opened_store, store_failed
-from proxy.journal import Journal
+from proxy.journal import Entry, Journal
 from proxy.learning import Learning
-from proxy.logs import TOKENIZER_FAILED, TOKENIZER_READY
+from proxy.logs import JOURNAL_NOT_WRITTEN, TOKENIZER_FAILED, TOKENIZER_READY
 from proxy.owners import Owners
 from proxy.ports import HttpEngine, Store, SummaryModel
 from proxy.pricing import Pricing
@@ -60,7 +61,14 @@ ENGINES = {
     "aiohttp": "proxy.adapters.aiohttp_engine:AiohttpEngine",
 }
 
+# How long whoever asks for metrics waits for what was noted to be worked through, in seconds.
+FLUSH_LIMIT_S = 1.0
+
 _log = structlog.get_logger()
+
+
+def _not_flushed(error: BaseException) -> None:
+    _log.warning(JOURNAL_NOT_WRITTEN, error=type(error).__name__)
 
 
 def _tokenizer_failed(line: str) -> None:
@@ -110,13 +118,17 @@ class Parts:
         self.statistics = Statistics(self.records, config.store.ttl_s)
         self.feed = Feed(self.records, config.store.ttl_s)
         self.journal = Journal(self.accounts, self.statistics, self.feed, self.records.outdated, self.pricing)
-        self.announcing = Announcing(self.statistics.heard, self.accounts.heard, self.feed.heard)
+        self.announcing = Announcing(
+            self.statistics.heard, self.accounts.heard, self.feed.heard, self.metrics.event
+        )
+        self.journal.listeners.append(self._exchanged)
         self.owners = Owners(self.records, config.store.ttl_s)
         self.history = History(self.records, config.store.ttl_s)
         self.wishing = Wishing(self.records, config.store.ttl_s)
         self.effects = Effects()
         asked = writer or HttpSummaryModel(self.transport)
         summarising = Summarising(asked, self.reading, price=self.pricing.cost)
+        self.metrics.breakers["summary"] = lambda: summarising.resting
         self.making = Making(
             summarising, self.records, self.index, self.history, self.reading, announce=self.announcing
         )
@@ -151,6 +163,24 @@ class Parts:
             self.ready = True
             yield
             self.ready = False
+
+    def _exchanged(self, entries: Sequence[Entry]) -> None:
+        self.metrics.exchanges(
+            Heard(each.noted.conversation, each.noted.exchange, each.saving) for each in entries
+        )
+
+    def searched(self, hits: int) -> None:
+        """Somebody has searched what rounds have taken out, by the API."""
+        self.metrics.searched("api", "found" if hits else "nothing")
+
+    async def measured(self, accept: str) -> tuple[bytes, str]:
+        """The metrics as `Metrics.written` gives them, with what was noted until now unless it takes long."""
+        await asyncio.wait((asyncio.create_task(self._flushed()),), timeout=FLUSH_LIMIT_S)
+        return await self.metrics.written(accept)
+
+    async def _flushed(self) -> None:
+        with contained(_not_flushed):
+            await self.journal.flush()
 
     def readiness(self) -> Readiness:
         """Whether requests can be served, and how the store is."""

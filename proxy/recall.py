@@ -126,11 +126,15 @@ class Recall:
     Args:
         records: Where they are kept.
         history: Knows the roots of conversations.
+        searched: Told of each search: how many hits it had.
     """
 
-    def __init__(self, records: Records, history: History) -> None:
+    def __init__(
+        self, records: Records, history: History, searched: Callable[[int], None] | None = None
+    ) -> None:
         self._records = records
         self._history = history
+        self._searched = searched
 
     async def search(
         self,
@@ -159,6 +163,8 @@ class Recall:
             # In a thread, so that a large archive holds nobody's answer up.
             for hit in await asyncio.to_thread(_hits, record, made, patterns, allowed):
                 found.setdefault(hit.message_id, hit)
+        if self._searched is not None:
+            self._searched(len(found))
         ranked = sorted(found.values(), key=lambda hit: (-hit.score, -hit.at, -hit.index))
         return ranked[: min(limit, MAX_HITS)]
 

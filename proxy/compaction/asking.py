@@ -133,6 +133,11 @@ class Asking:
         self._allowance = Allowance(clock)
         self.pace = Pace()
 
+    @property
+    def resting(self) -> bool:
+        """Whether any model is being left alone right now."""
+        return self._breaker.resting
+
     def admitted(self, account: Account, url: str, model: str) -> AbstractContextManager[None]:
         """Inside, this model may be asked.
 

@@ -68,6 +68,11 @@ class Summarising:
         self._reading = reading
         self.price = price
 
+    @property
+    def resting(self) -> bool:
+        """Whether any model is being left alone right now."""
+        return self._asking.resting
+
     async def write(self, brief: Brief) -> Written:
         """The texts that a brief asks for. The deadline is the caller's.
 

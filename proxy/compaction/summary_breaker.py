@@ -81,6 +81,12 @@ class SummaryBreaker:
         trouble = self._troubles.get(place)
         return trouble is not None and self._clock() < trouble.until
 
+    @property
+    def resting(self) -> bool:
+        """Whether any model is being left alone right now."""
+        now = self._clock()
+        return any(now < trouble.until for trouble in self._troubles.values())
+
     def note(self, place: Place, reason: str) -> None:
         """Learn from a call: its reason of failure, or "" if it was answered.
 
