@@ -4,16 +4,24 @@
 (() => {
   const HEIGHT_PX = 280;
   const DASHES = [[], [8, 4], [2, 3], [12, 3, 2, 3], [4, 4], [1, 2]];
+  const MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(" ");
   const drawn = new Map();
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   function short(value) {
-    if (value === null || value === undefined) return "n/a";
+    if (value === null || value === undefined) return "";
     for (const [size, sign] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
       if (Math.abs(value) >= size) return +(value / size).toFixed(1) + sign;
     }
     return String(Math.round(value));
+  }
+
+  // Times are UTC, as everywhere on the pages: a day at midnight, else the hour.
+  function time(at, whole) {
+    const date = new Date(at * 1000), day = `${date.getUTCDate()} ${MONTHS[date.getUTCMonth()]}`;
+    const hour = String(date.getUTCHours()).padStart(2, "0") + ":00";
+    return whole ? `${day} ${hour}` : date.getUTCHours() ? hour : day;
   }
 
   function hatched() {
@@ -36,7 +44,7 @@
       grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false },
     };
     return [
-      { ...shared, grid: { show: false }, ...(date ? {} : { values: (_, at) => at.map((each) => (each % 1 ? "" : each)) }) },
+      { ...shared, grid: { show: false }, values: (_, at) => at.map((each) => (date ? time(each) : each % 1 ? "" : each)) },
       { ...shared, size: 52, values: (_, at) => at.map(short) },
     ];
   }
@@ -67,7 +75,7 @@
     const x = told.x, step = x.length > 1 ? Math.min(...x.slice(1).map((each, index) => each - x[index])) : (date ? 3600 : 1);
     const bars = (share) => uPlot.paths.bars({ size: [share, 60], gap: 0 });
     const series = [
-      date ? {} : { value: (_, at) => at },
+      { label: date ? "hour from" : "request", value: (_, at) => (at === null ? "" : date ? time(at, true) : at) },
       { label: "sent", paths: bars(0.86), fill: colour("--sent"), width: 0, points: { show: false }, value: (_, at) => short(at) },
       { label: "forwarded", paths: bars(0.6), fill: colour("--accent"), width: 0, points: { show: false }, value: (_, at) => short(at) },
       { label: "cached", paths: bars(0.6), fill: hatched(), stroke: colour("--accent"), width: 1, points: { show: false }, value: (_, at) => short(at) },
@@ -92,13 +100,13 @@
   }
 
   function lines(told) {
-    const series = [{}, { label: "never compacting", stroke: colour("--sent"), width: 2, fill: colour("--faint"), points: { show: false }, value: (_, at) => short(at) }];
+    const series = [{ label: "request", value: (_, at) => at ?? "" }, { label: "never compacting", stroke: colour("--sent"), width: 2, fill: colour("--faint"), points: { show: false }, value: (_, at) => short(at) }];
     told.names.forEach((name, index) => series.push({
       label: name, stroke: index % 2 ? colour("--ink") : colour("--accent"), dash: DASHES[index % DASHES.length],
       width: 2, points: { show: false }, value: (_, at) => short(at),
     }));
     return [{
-      series, axes: axes(false), legend: { show: true }, padding: [12, 8, 0, 0],
+      series, axes: axes(false), padding: [12, 8, 0, 0],
       scales: { x: { time: false }, y: { range: (_, __, high) => [0, (high || 1) * 1.05] } },
     }, [told.x, told.sent, ...told.forwarded]];
   }
@@ -108,7 +116,8 @@
     drawn.get(place)?.destroy();
     if (!told.x.length) return;
     const [options, data] = told.kind === "strategies" ? lines(told) : columns(told, told.kind === "period");
-    const chart = new uPlot({ width: place.clientWidth, height: HEIGHT_PX, cursor: { drag: { x: false, y: false } }, ...options }, data, place);
+    const chart = new uPlot({ width: place.clientWidth, height: HEIGHT_PX, cursor: { drag: { x: false, y: false } }, tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"), ...options }, data, place);
+    chart.root.querySelector(".u-legend").classList.toggle("shown", told.kind === "strategies");
     drawn.set(place, chart);
   }
 

@@ -65,7 +65,7 @@ class Looking:
             since=since,
             ranges=tuple(RANGES),
             by=RANGES[since],
-            total=readings.counters(over_time.get("total")),
+            total=readings.read(Counters, over_time.get("total")),
             rows=rows,
             models=readings.rows(Counters, by_model.get("rows")),
             events=readings.happened(lately.get("events")),

@@ -53,12 +53,6 @@ def conversation(name: str, told: Told) -> Conversation:
     )
 
 
-def counters(told: object) -> Counters:
-    """A row of the statistics, with the requests that failed open among its statuses."""
-    given = told if isinstance(told, Mapping) else {}
-    return read(Counters, given)
-
-
 def outcomes(told: object) -> tuple[Outcome, ...]:
     """What strategies would do, in a list."""
     return tuple(_outcome(each) for each in _list(told) if isinstance(each, Mapping))

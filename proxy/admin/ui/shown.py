@@ -111,11 +111,6 @@ class Counters:
     overhead_p95_s: float | None = None
     failed_open: int = 0
 
-    @property
-    def priced(self) -> bool:
-        """Whether any exchange has a price, so that dollars say something."""
-        return self.requests > self.unpriced
-
 
 @dataclass(frozen=True, slots=True)
 class Bill:
