@@ -21,10 +21,12 @@ from proxy.adapters.toktok_counter import ToktokCounter
 from proxy.admin.app import Readiness
 from proxy.anchors import Anchors
 from proxy.announcing import Announcing
+from proxy.compaction.aiming import Aiming
 from proxy.compaction.aside import Aside
 from proxy.compaction.checkpoint_index import CheckpointIndex
 from proxy.compaction.compactor import Compactor
 from proxy.compaction.effects import Effects
+from proxy.compaction.growth import Growth
 from proxy.compaction.instructions import check_instructions, instructions
 from proxy.compaction.making import Making
 from proxy.compaction.observing import Observing
@@ -112,6 +114,7 @@ class Parts:
         self.learning = Learning(self.records)
         self.index = CheckpointIndex(self.records)
         self.pricing = Pricing(config, GenaiPriceTable())
+        self.growth = Growth()
         self.anchors = Anchors(self.records)
         self.conversations = Conversations(self.records, config.store.ttl_s)
         self.accounts = Accounts(self.records, config.store.ttl_s)
@@ -199,7 +202,15 @@ class Parts:
 
     def compactor(self, config: Config) -> Compactor:
         """The use case over these parts."""
-        viewer = Viewer(self.reading, self.records, self.index, self.learning, self.anchors, self.wishing)
+        viewer = Viewer(
+            self.reading,
+            self.records,
+            self.index,
+            self.learning,
+            self.anchors,
+            self.wishing,
+            Aiming(self.pricing, self.growth),
+        )
         replacing = Replacing(
             viewer,
             self.rounds,
@@ -213,4 +224,11 @@ class Parts:
 
     def observing(self) -> Observing:
         """What learns from answers."""
-        return Observing(self.learning, self.anchors, self.effects, self.history, announce=self.announcing)
+        return Observing(
+            self.learning,
+            self.anchors,
+            self.effects,
+            self.history,
+            growth=self.growth,
+            announce=self.announcing,
+        )

@@ -9,6 +9,7 @@ from typing import Protocol
 import structlog
 
 from proxy.config.model import Config, for_model
+from proxy.config.values import origin
 from proxy.core.price import Price
 from proxy.guard import contained
 from proxy.logs import PRICES_FAILED
@@ -78,6 +79,11 @@ class Pricing:
             self._load()
             return None
         return self._looked_up(model, origin)
+
+    def cost(self, model: str, url: str, prompt: int, cached: int, completion: int) -> float | None:
+        """Dollars for a request that was sent to a URL, or None where no price is known; never waits."""
+        price = self.of(model, str(origin(url)))
+        return None if price is None else price.of(prompt, cached, completion)
 
     async def ready(self) -> None:
         """Return once the table is loaded, or has turned out not to be there."""

@@ -1,7 +1,7 @@
 """One round to be made, and everything that making it needs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from proxy.compaction.brief import Brief
@@ -50,6 +50,7 @@ class Job:
         reason: What made it due.
         timeout_s: Seconds for the whole round.
         ttl_s: Seconds that the checkpoint is kept.
+        basis: The numbers that T follows from where it is about money, each with its name.
     """
 
     plan: Plan
@@ -82,6 +83,7 @@ class Job:
     reason: str
     timeout_s: float
     ttl_s: float
+    basis: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ahead(self) -> bool:

@@ -7,6 +7,7 @@ from proxy.anchors import Anchors
 from proxy.announcing import Listener, event_id, unheard
 from proxy.compaction.effects import Effects
 from proxy.compaction.fitting import Ask, Fit, Status
+from proxy.compaction.growth import Growth
 from proxy.compaction.view import thread
 from proxy.core.anchor import anchored
 from proxy.core.event import MEASURED, Event
@@ -25,6 +26,7 @@ class Observing:
         anchors: What was counted of conversations.
         effects: Whether rounds do any good.
         history: What happened to conversations.
+        growth: How they grow; None: nobody wants to know.
         announce: Told of what was counted.
         now: Seconds since the epoch, for events.
     """
@@ -36,6 +38,7 @@ class Observing:
         effects: Effects,
         history: History,
         *,
+        growth: Growth | None = None,
         announce: Listener = unheard,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -43,6 +46,7 @@ class Observing:
         self._anchors = anchors
         self._effects = effects
         self._history = history
+        self._growth = growth
         self._announce = announce
         self._now = now
 
@@ -71,6 +75,8 @@ class Observing:
             anchor = anchored(footing.prefixes, footing.standing, fit.estimate, usage.prompt_tokens)
             if anchor is not None:
                 self._anchors.note(ask.tenant, footing.root, anchor)
+            if self._growth is not None:
+                self._growth.note(ask, fit, usage)
         if fit.report.status is Status.APPLIED:
             await self._applied(ask, fit, usage.prompt_tokens)
 

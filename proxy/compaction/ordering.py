@@ -80,6 +80,7 @@ class Ordering:
             reason=due,
             timeout_s=ask.settings.summary.timeout_s,
             ttl_s=self.ttl_s,
+            basis=view.basis,
         )
         return replace(job, brief=self._brief(view, job)) if plan.groups else job
 

@@ -68,6 +68,7 @@ def installed_event(view: View, ready: Checkpoint, place: bytes, due: str, at: f
         tokens_after=installed.size(installed.effective),
         trigger=view.marks.trigger if view.automatic else None,
         window=view.budget.window,
+        basis=view.basis,
         listed=len(view.messages),
     )
 
@@ -84,6 +85,7 @@ def _about(job: Job, price: Price) -> dict[str, Any]:
         "tokens_before": job.tokens_before,
         "trigger": job.fires_at,
         "window": job.window,
+        "basis": job.basis,
         "listed": job.listed,
     }
     return {**told, **_cost(spent, price)} if spent.calls else told

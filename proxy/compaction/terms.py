@@ -7,7 +7,7 @@ from proxy.compaction.policies import policy_for
 from proxy.config.model import ModelSettings
 from proxy.core.budget import Budget, budget
 from proxy.core.policy import Policy
-from proxy.core.trigger import Marks, Row, automatic, mark, marks
+from proxy.core.trigger import UNKNOWN, Aims, Marks, Row, aimed, automatic, mark, marks
 
 
 class Terms(NamedTuple):
@@ -36,7 +36,12 @@ class Terms(NamedTuple):
 
 @lru_cache(maxsize=1_024)
 def terms_for(
-    settings: ModelSettings, strategy: str | None, window: int, max_output: int | None, trigger: int | None
+    settings: ModelSettings,
+    strategy: str | None,
+    window: int,
+    max_output: int | None,
+    trigger: int | None,
+    aims: Aims = UNKNOWN,
 ) -> Terms:
     """The terms of requests that are alike in all of this; they follow from nothing else.
 
@@ -46,13 +51,14 @@ def terms_for(
         window: Of the model, in tokens, as it is known now.
         max_output: The largest output asked for, in tokens; None if the request does not say.
         trigger: A lower trigger that the client asked for, in tokens.
+        aims: What the trigger's fields about money come to.
 
     Raises:
         KeyError: There is no strategy of that name.
     """
     policy = policy_for(settings, strategy)
     spent = budget(window, policy.reserves, max_output)
-    rows = policy.trigger
+    rows = aimed(policy.trigger, aims)
     if trigger is not None and trigger < (mark(rows, spent) or 0):
         rows = (Row(tokens=trigger), *rows)
     return Terms(

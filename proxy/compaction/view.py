@@ -1,7 +1,7 @@
 """One request as it stands: read, digested, matched with what is stored of it, and sized."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Self
 
@@ -55,6 +55,7 @@ class View:
         wishes: What people have asked of the conversation.
         drift: How much of its estimated size a request has once a round was made for it, learned.
         drifting: Whether such a round is in force, which the request before did not have.
+        basis: The numbers that T follows from where it is about money, each with its name.
     """
 
     ask: Ask
@@ -76,6 +77,7 @@ class View:
     wishes: Wishes = NO_WISHES
     drift: float = 1.0
     drifting: bool = False
+    basis: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def gauge(self) -> Gauge:

@@ -7,19 +7,22 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from proxy.anchors import Anchors
+from proxy.compaction.aiming import UNAIMED, Aimed, Aiming
 from proxy.compaction.checkpoint_index import CheckpointIndex
 from proxy.compaction.fitting import Ask
+from proxy.compaction.policies import policy_for
 from proxy.compaction.terms import terms_for
-from proxy.compaction.view import View, applied, gauge_of, remembered_as
+from proxy.compaction.view import View, applied, gauge_of, remembered_as, thread
 from proxy.core.anchor import Anchor
 from proxy.core.anchor import place_of as counted_at
+from proxy.core.calibration import Calibration
 from proxy.core.checkpoint import Checkpoint, deepest, found_by
 from proxy.core.checkpoint_fields import from_fields
 from proxy.core.keys import checkpoint_keys, checkpoints_key, staged_key
 from proxy.core.message import Message
 from proxy.core.places import place_of
 from proxy.learning import Learning
-from proxy.reading import Reading
+from proxy.reading import Listed, Reading
 from proxy.storage.records import Fields, Records
 from proxy.wishes import NONE as NO_WISHES
 from proxy.wishes import Wishes, Wishing
@@ -63,6 +66,7 @@ class Viewer:
         learning: Learning,
         anchors: Anchors,
         wishes: Wishing,
+        aiming: Aiming | None = None,
     ) -> None:
         self._reading = reading
         self._records = records
@@ -70,6 +74,7 @@ class Viewer:
         self._learning = learning
         self._anchors = anchors
         self._wishes = wishes
+        self._aiming = aiming
         self._read: OrderedDict[str, tuple[Fields, Checkpoint | None]] = OrderedDict()
 
     async def view(self, ask: Ask, *, refusals: int = 0, fresh: bool = False) -> View:
@@ -85,11 +90,13 @@ class Viewer:
         overhead = await self._reading.overhead(ask.body.prompt_members, gauge)
         learned = await self._learning.of(ask.tenant, ask.origin, ask.model)
         window = learned.window_for(ask.model, ask.settings.window)
-        terms = terms_for(ask.settings, ask.strategy, window, ask.body.max_output, ask.trigger_tokens)
+        root = remembered_as(ask, listed.prefixes)
+        aims, basis = self._aimed(ask, root, listed, learned.calibration, overhead)
+        output, lower = ask.body.max_output, ask.trigger_tokens
+        terms = terms_for(ask.settings, ask.strategy, window, output, lower, aims)
         spent = terms.budget
         if refusals:
             spent = replace(spent, limit=int(spent.limit * TIGHT_SHARE**refusals))
-        root = remembered_as(ask, listed.prefixes)
         sought = _Sought(ask, terms.policy.name, root, listed.body, listed.prefixes)
         matched = await self._matched(sought, fresh=fresh)
         return View(
@@ -111,7 +118,19 @@ class Viewer:
             anchor=matched.anchor,
             wishes=matched.wishes,
             drift=self._learning.drift(ask.tenant, ask.origin, ask.model),
+            basis=basis,
         )
+
+    def _aimed(
+        self, ask: Ask, root: bytes | None, listed: Listed, calibration: Calibration, overhead: int
+    ) -> Aimed:
+        """What the trigger comes to where it is about money: few are."""
+        policy = policy_for(ask.settings, ask.strategy)
+        if self._aiming is None or not any(row.priced for row in policy.trigger):
+            return UNAIMED
+        fixed = listed.tokens - sum(each.tokens for each in listed.body) + overhead
+        whose = thread(ask, root or b"", policy.name)
+        return self._aiming.of(ask, policy, whose, calibration.size(fixed))
 
     async def renewed(self, view: View) -> View:
         """The view with what other replicas have made of the conversation by now."""

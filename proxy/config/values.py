@@ -61,11 +61,15 @@ def _duration(value: str) -> str:
 
 
 class Origin(NamedTuple):
-    """What decides whether two URLs lead to the same server."""
+    """What decides whether two URLs lead to the same server; as a text `https://api.openai.com:443`."""
 
     scheme: str
     host: str
     port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
 
 
 def origin(url: str) -> Origin:

@@ -208,8 +208,7 @@ def pay_back(
             any more, which is the most that it can have cost.
         cached_share: How much of a prefix that the provider has read is found cached, 0..1.
 
-    Returns:
-        None where a price is not known, and where the round never pays.
+    Returns None where a price is not known, and where the round never pays.
     """
     if price is None or summary_usd is None:
         return None

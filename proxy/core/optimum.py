@@ -1,11 +1,21 @@
-"""Where a conversation costs least: too many rounds cost more than they save, and too few leave too much."""
+"""Where a conversation costs least: too many rounds cost more than they save, and too few leave too much.
+
+The square-root law: T* = t + sqrt(2 g F / c). A round costs F: what of the context t that it leaves stands
+behind the fixed prefix P and so is not cached any more, (w - c)(t - P); a summary of S tokens; and L tokens of
+rework. It comes every D/g requests, where g is what a request has more than the one before, and D what the
+context may grow by. Each request in between carries D/2 tokens on average, at the price c of what is mostly
+cached. The sum, g F/D + c D/2 for each request, is least at D = sqrt(2 g F / c). What a summary model reads is
+left out: all that is removed is read by it once, whenever that happens.
+
+The unit is one input token that is neither cached nor written to a cache.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
 
-from proxy.core.price import Price
+from proxy.core.price import Price, Tier
 
 # What is lost in a round is read once more by tools, or written once more by users. In tokens.
 REWORK_TOKENS = 40_000
@@ -51,48 +61,46 @@ class Optimum:
 def optimal_trigger(
     price: Price, growing: Growing, summary: Price | None, rework: int = REWORK_TOKENS
 ) -> Optimum | None:
-    """The square-root law: T* = t + sqrt(2 g F / c).
-
-    A round costs F: what of the context t that it leaves stands behind the fixed prefix P and so is not
-    cached any more, (w - c)(t - P); a summary of S tokens; and L tokens of rework. It comes every D/g
-    requests, where D is what the context may grow by. Each request in between carries D/2 tokens on average,
-    at the price c of what is mostly cached. The sum is least at D = sqrt(2 g F / c). What a summary model
-    reads is left out: all that is removed is read by it once, whenever that happens.
-
-    The unit is one input token that is neither cached nor written to a cache.
+    """The T at which a conversation costs least; None where nothing grows, or the model costs nothing.
 
     Args:
         price: Of the model that is asked.
         growing: How the conversation grows.
         summary: Price of the summary model; None where none is asked.
         rework: L, in tokens.
-
-    Returns:
-        None where nothing grows, or the model costs nothing: then there is no such size.
     """
     tier = price.tiers[0]
     if growing.growth <= 0 or tier.input <= 0:
         return None
-    w = max(tier.cache_write, tier.input) / tier.input
-    c = growing.cached_share * tier.cached / tier.input + (1 - growing.cached_share) * w
-    if c <= 0:
+    ratios = _ratios(tier, growing.cached_share)
+    if ratios.cached <= 0:
         return None
-    written = growing.summary * (summary.tiers[0].output / tier.input if summary else 0.0)
-    cost = max(0.0, w - c) * max(0, growing.after - growing.fixed) + written + rework
-    removed = sqrt(2 * growing.growth * cost / c)
+    told = growing.summary * (summary.tiers[0].output / tier.input if summary else 0.0)
+    broken = max(0.0, ratios.written - ratios.cached) * max(0, growing.after - growing.fixed)
+    removed = sqrt(2 * growing.growth * (broken + told + rework) / ratios.cached)
     basis = {
-        "growth": growing.growth,
-        "cached_share": growing.cached_share,
-        "cached_price": c,
-        "written_price": w,
-        "fixed": growing.fixed,
-        "after": growing.after,
-        "summary": written,
-        "rework": rework,
-        "round": cost,
+        **growing._asdict(),
+        "cached_price": ratios.cached,
+        "written_price": ratios.written,
+        "broken_cost": broken,
+        "summary_cost": told,
+        "rework_cost": rework,
         "optimum": growing.after + removed,
     }
     return Optimum(_stepped(growing.after, removed), {name: round(each, 4) for name, each in basis.items()})
+
+
+class _Ratios(NamedTuple):
+    """Prices of a token that stands in every request, and of one that does so for the first time: c and w."""
+
+    cached: float
+    written: float
+
+
+def _ratios(tier: Tier, cached_share: float) -> _Ratios:
+    """A token that is not found cached is written again."""
+    written = max(tier.cache_write, tier.input) / tier.input
+    return _Ratios(cached_share * tier.cached / tier.input + (1 - cached_share) * written, written)
 
 
 def _stepped(after: int, removed: float) -> int:

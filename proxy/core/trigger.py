@@ -74,6 +74,11 @@ class Row:
         return tuple(name for name in FIELDS if getattr(self, name) is not None)
 
     @property
+    def priced(self) -> bool:
+        """Whether it matters what the model costs."""
+        return self.active and bool(self.price_tier or self.cost_optimal)
+
+    @property
     def counts(self) -> bool:
         """Whether it matters what the conversation has gained."""
         return bool(self.messages or self.turns or self.iterations)
@@ -104,7 +109,7 @@ def _within(optimum: int | None, spent: Budget) -> int:
 
 def aimed(rows: Sequence["Row"], aims: Aims) -> tuple["Row", ...]:
     """The rows where what is about money comes to this."""
-    return tuple(replace(row, aims=aims) if row.price_tier or row.cost_optimal else row for row in rows)
+    return tuple(replace(row, aims=aims) if row.priced else row for row in rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -11,9 +11,10 @@ from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, for_model
 from proxy.core.budget import budget
 from proxy.core.calibration import Calibration
-from proxy.core.trigger import mark, marks
+from proxy.core.trigger import Aims, Row, aimed, mark, marks
 from proxy.dialects.chat import has_media, models_named, outputs_named
 from proxy.learning import Learning
+from proxy.pricing import Pricing
 from proxy.wishes import Wishing
 
 # Compacted conversations that are known by their id.
@@ -65,6 +66,7 @@ class Gate:
         learning: Windows and ratios learned from the upstream.
         wishing: Knows which conversations are to be compacted, however small.
         origin: Of the upstream.
+        pricing: Knows prices; None: nobody does.
         clock: Monotonic seconds.
     """
 
@@ -75,12 +77,14 @@ class Gate:
         wishing: Wishing,
         origin: str,
         *,
+        pricing: Pricing | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._learning = learning
         self._wishing = wishing
         self._origin = origin
+        self._pricing = pricing
         self._clock = clock
         self._compacted: OrderedDict[str, None] = OrderedDict()
         self._sure: dict[tuple[str, str], tuple[float, float]] = {}  # bytes, and until when they hold
@@ -146,11 +150,19 @@ class Gate:
         policy = policy_for(settings)
         window = self._learning.window_for(tenant, self._origin, model, settings.window)
         spent = budget(window, policy.reserves, output)
-        least = mark(policy.trigger, spent)
+        rows = aimed(policy.trigger, self._least_aims(model, policy.trigger))
+        least = mark(rows, spent)
         if least is None:
             return None
-        at = marks(policy.trigger, spent, policy.soft_share, policy.hard_percent)
+        at = marks(rows, spent, policy.soft_share, policy.hard_percent)
         least = min(least, at.soft or least)
         if results and policy.layout:  # a single result may be huge
             least = min(least, int(spent.usable * policy.layout.huge_share))
         return _Room(self._learning.calibration(tenant, self._origin, model), least, spent.limit)
+
+    def _least_aims(self, model: str, rows: Sequence[Row]) -> Aims:
+        """The least that the fields of a trigger about money may come to, whatever the conversation."""
+        price = None
+        if self._pricing is not None and any(row.price_tier for row in rows):
+            price = self._pricing.of(model, self._origin)
+        return Aims(tier=price.surcharge_tokens if price else None, optimum=0)
