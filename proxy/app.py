@@ -1,5 +1,6 @@
 """The composition root: builds everything from a configuration, and owns its life cycle."""
 
+from collections.abc import Callable, Mapping
 from secrets import token_hex
 
 from starlette.routing import Router
@@ -7,10 +8,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.adapters.discovery import HttpDiscovery
 from proxy.admin.access import Access
+from proxy.admin.api import Api, Settings
 from proxy.admin.app import create_admin
-from proxy.admin.conversations import Api
 from proxy.config.checks import is_loopback
 from proxy.config.model import Config
+from proxy.config.sources import Loaded
+from proxy.detail import Details
 from proxy.parts import Parts
 from proxy.ports import Store
 from proxy.recall import Recall
@@ -27,6 +30,7 @@ from proxy.relay.known_clients import KnownClients
 from proxy.relay.trouble import Trouble
 from proxy.steering import Steering
 from proxy.storage.records import Records
+from proxy.watching import Watching
 
 CONNECT_TIMEOUT_S = 10.0
 HOP_BYTES = 8
@@ -42,14 +46,56 @@ def _beginning(app: ASGIApp, records: Records) -> ASGIApp:
     return begun
 
 
-def _admin(config: Config, parts: Parts) -> ASGIApp:
+class _Life:
+    """The application's life cycle, and whether its server was told to end (`serving.graceful`).
+
+    Args:
+        app: Is given the server's lifespan events.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._state: Mapping[str, object] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Go through it."""
+        self._state = scope.get("state", {})  # the server's own, of which requests get copies
+        await self._app(scope, receive, send)
+
+    def stopping(self) -> bool:
+        """Whether the server takes no more requests soon."""
+        return bool(self._state.get("stopping"))
+
+
+def _watching(config: Config, parts: Parts) -> Watching:
+    """What people see who look on."""
+    return Watching(
+        records=parts.records,
+        owners=parts.owners,
+        accounts=parts.accounts,
+        history=parts.history,
+        details=Details(parts.records, parts.history),
+        wishing=parts.wishing,
+        statistics=parts.statistics,
+        feed=parts.feed,
+        pricing=parts.pricing,
+        config=config,
+        origin=origin(config.upstream.base_url),
+    )
+
+
+def _admin(config: Config, parts: Parts, loaded: Loaded | None, stopping: Callable[[], bool]) -> ASGIApp:
     """What answers our own paths."""
     recall = Recall(parts.records, parts.history, parts.searched)
     steering = Steering(
         parts.records, parts.owners, parts.history, parts.wishing, recall, announce=parts.announcing
     )
     access = Access(config.server.host, config.server.admin_key.get_secret_value())
-    app = create_admin(parts.readiness, config.server.base_path, Api(steering, access), parts.measured)
+    settings = Settings(config)
+    if loaded is not None:
+        settings = Settings(config, loaded.origins, str(loaded.path or ""), loaded.warnings)
+    api = Api(steering, _watching(config, parts), access, settings, stopping)
+    app = create_admin(parts.readiness, config.server.base_path, api, parts.measured)
     return _beginning(app, parts.records)
 
 
@@ -89,17 +135,19 @@ def _compact(config: Config, parts: Parts, upstream: Upstream, admission: Admiss
     )
 
 
-def create_app(config: Config, *, store: Store | None = None) -> ASGIApp:
+def create_app(config: Config, *, store: Store | None = None, loaded: Loaded | None = None) -> ASGIApp:
     """The proxy as an ASGI application; its lifespan opens and closes everything.
 
     Args:
         config: The configuration.
         store: A store to use in place of the configured one.
+        loaded: Where the configuration is from, for those who ask; None: nobody knows.
 
     Raises:
         ConfigError: The configuration names something that is not there.
     """
     parts = Parts(config, store)
+    life = _Life(Router(lifespan=parts.running))
     target = origin(config.upstream.base_url)
     upstream = _upstream(config, parts)
     admission = Admission(config.server.max_in_flight)
@@ -119,17 +167,17 @@ def create_app(config: Config, *, store: Store | None = None) -> ASGIApp:
             learning=parts.learning,
             discovery=HttpDiscovery(parts.transport),
         ),
-        gate=Gate(config, parts.learning, parts.wishing, target),
+        gate=Gate(config, parts.learning, parts.wishing, target, pricing=parts.pricing),
         secret=lambda: parts.secret.value,
         admission=admission,
     )
     return Dispatcher(
-        admin=_admin(config, parts),
+        admin=_admin(config, parts, loaded, life.stopping),
         chat=_beginning(chat, parts.records),
         blind=Blind(upstream, admission),
         hop=upstream.hop,
         compact=_compact(config, parts, upstream, admission),
         clients=_known_clients(config),
         base_path=config.server.base_path,
-        lifespan=Router(lifespan=parts.running),
+        lifespan=life,
     )

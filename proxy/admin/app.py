@@ -9,14 +9,16 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.status import HTTP_400_BAD_REQUEST, HTTP_413_CONTENT_TOO_LARGE
 
+from proxy.admin import conversations, events, export, overall, steering
+from proxy.admin.api import Api, install
 from proxy.admin.bodies import MAX_BODY_BYTES
-from proxy.admin.conversations import Api, install
 from proxy.admin.metrics import Written, metrics_routes
 from proxy.errors import RequestRefused, openai_error
 
 ALIVE_PATHS = ("/livez", "/health/liveliness", "/health/liveness")
 READY_PATHS = ("/readyz", "/healthz", "/health", "/health/readiness")
 METHODS = ["GET", "HEAD"]
+ROUTERS = (conversations.router, steering.router, overall.router, events.router, export.router)
 CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 # What is wrong with a body, where that is the trouble.
 BODIES = {
@@ -90,5 +92,5 @@ def create_admin(
         app.include_router(metrics_routes(metrics), prefix=base_path, include_in_schema=False)
     app.add_exception_handler(HTTPException, _refused)
     if api is not None:
-        install(app, api, base_path)
+        install(app, api, base_path, ROUTERS)
     return app

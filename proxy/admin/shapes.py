@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+from proxy.admin.figures import Money, money
 from proxy.conversations import Totals
 from proxy.core.event import Event
 from proxy.recall import Hit, Recalled
 from proxy.steering import Overview
+from proxy.watching import Standing
 from proxy.wishes import pin_id
 
 
@@ -73,6 +75,8 @@ class Conversation:
         pins: Its pins.
         compact: Whether its next request is compacted.
         suppressed: Whether no round is made by itself, unless the request would not fit otherwise.
+        bypass: Whether its requests go on as they come.
+        money: What it cost and saved; null where no price is known.
     """
 
     id: str
@@ -81,6 +85,8 @@ class Conversation:
     pins: tuple[Pin, ...]
     compact: bool
     suppressed: bool
+    bypass: bool
+    money: Money | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,14 @@ class Marked:
 
     id: str
     compact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Bypass:
+    """Whether the conversation's requests go on as they come."""
+
+    id: str
+    bypass: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +176,7 @@ def pins_shape(pins: tuple[str, ...]) -> tuple[Pin, ...]:
     return tuple(Pin(pin_id(text), text) for text in pins)
 
 
-def conversation_shape(conversation: str, seen: Overview) -> Conversation:
+def conversation_shape(conversation: str, seen: Overview, stands: Standing) -> Conversation:
     """A conversation."""
     return Conversation(
         id=conversation,
@@ -171,6 +185,8 @@ def conversation_shape(conversation: str, seen: Overview) -> Conversation:
         pins=pins_shape(seen.wishes.pins),
         compact=seen.wishes.compact,
         suppressed=seen.wishes.suppressed,
+        bypass=stands.bypass,
+        money=money(stands.totals),
     )
 
 

@@ -10,20 +10,18 @@ import pytest
 
 from proxy.adapters.memory_store import MemoryStore
 from proxy.admin.access import Access
+from proxy.admin.api import Api
 from proxy.admin.app import Readiness, create_admin
-from proxy.admin.conversations import Api
 from proxy.archive import Round, archived
 from proxy.conversations import Conversations
 from proxy.core.event import COMPACTED, Event
 from proxy.core.keys import checkpoints_key
 from proxy.core.message import Call, Message
 from proxy.dialects.usage import Usage
-from proxy.history import History, round_line
-from proxy.owners import Owners
-from proxy.recall import Recall
-from proxy.steering import Steering
-from proxy.storage.records import Line, Records
-from proxy.wishes import MAX_PINS, Wishes, Wishing, pin_id
+from proxy.history import round_line
+from proxy.storage.records import Line
+from proxy.wishes import MAX_PINS, Wishes, pin_id
+from tests.watched import Watched
 
 DAY_S = 86_400.0
 TENANT, NAME = "t_1", "c_0123456789abcdef01234567"
@@ -58,18 +56,15 @@ class Place:
     store: Faulty = field(default_factory=Faulty)
 
     def __post_init__(self) -> None:
-        self.records = Records(self.store, ignored)
-        self.owners = Owners(self.records, DAY_S)
-        self.history = History(self.records, DAY_S)
-        self.wishing = Wishing(self.records, DAY_S)
-        recall = Recall(self.records, self.history)
-        self.steering = Steering(
-            self.records, self.owners, self.history, self.wishing, recall, now=lambda: 50.0
-        )
+        watched = Watched(self.store, DAY_S)
+        self.records, self.owners, self.history = watched.records, watched.owners, watched.history
+        self.wishing, self.steering, self.watching = watched.wishing, watched.steering, watched.watching
+        self.journal, self.feed = watched.journal, watched.feed
 
     def client(self, *, key: str = "", base_path: str = "", peer: str = "127.0.0.1") -> httpx.AsyncClient:
         ready = Readiness(ready=True, store="ok", version="1")
-        app = create_admin(lambda: ready, base_path, Api(self.steering, Access("127.0.0.1", key)))
+        api = Api(self.steering, self.watching, Access("127.0.0.1", key))
+        app = create_admin(lambda: ready, base_path, api)
         transport = httpx.ASGITransport(app, client=(peer, 1))
         return httpx.AsyncClient(transport=transport, base_url="http://localhost:4141")
 
@@ -159,6 +154,8 @@ async def test_a_conversation_is_shown_with_its_totals_rounds_and_wishes() -> No
         "pins": [{"id": pin_id("Use SI units."), "text": "Use SI units."}],
         "compact": False,
         "suppressed": False,
+        "bypass": False,
+        "money": None,
     }
 
 
@@ -398,14 +395,16 @@ async def test_the_api_is_described_where_it_is(base_path: str) -> None:
     async with two_rounds(base_path=base_path) as (_, client):
         described = (await client.get(f"{base_path}/admin/v1/openapi.json")).json()
         assert (await client.get(base_path + PATH)).status_code == 200
-    start = f"{base_path}/admin/v1/conversations/{{conversation}}"
-    assert set(described["paths"]) == {
-        f"{start}{path}"
-        for path in (
-            "", "/events", "/compact", "/undo", "/pins", "/pins/{pin}", "/search", "/messages/{message}",
-                "/export", "/tenant",
-        )
-    }  # fmt: skip
+    overall = (
+        "/conversations", "/stats", "/models", "/config", "/events", "/events/stream", "/export.json",
+        "/export.csv",
+    )  # fmt: skip
+    of_one = (
+        "", "/events", "/compact", "/undo", "/pins", "/pins/{pin}", "/search", "/messages/{message}", "/export",
+        "/tenant", "/bypass", "/resume", "/exchanges", "/compactions", "/compactions/{place}",
+    )  # fmt: skip
+    paths = {*overall, *(f"/conversations/{{conversation}}{path}" for path in of_one)}
+    assert set(described["paths"]) == {f"{base_path}/admin/v1{path}" for path in paths}
     assert described["components"]["securitySchemes"] == {"HTTPBearer": {"type": "http", "scheme": "bearer"}}
     assert "Conversation" in described["components"]["schemas"]
 

@@ -89,7 +89,10 @@ def test_nothing_that_the_description_allows_or_forbids_is_a_fault_of_ours(
         def tried(case: Any, known: str | None) -> None:
             client.request(*_asked(case, known))
             answer = client.getresponse()
-            answer.read()
+            if answer.headers.get_content_type() == "text/event-stream":  # it has no end
+                client.close()
+            else:
+                answer.read()
             statuses[answer.status] = statuses.get(answer.status, 0) + 1
             assert answer.status < 500, (answer.status, case)
 
