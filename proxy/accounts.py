@@ -4,6 +4,7 @@ Totals are read, added to and written under a lease, so that replicas that share
 of one another's. The exchanges are written in the same step as the totals that hold them.
 """
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,9 +26,12 @@ MAX_WAITING = 10_000
 # Lines of one conversation that may wait, and that are kept.
 MAX_LINES = 32
 KEPT_LINES = 1_000
-LEASE_S = 10.0
+LEASE_S = 5.0
+# At the end, what another process is writing is tried again so often, so many seconds apart.
+LAST_TRIES = 20
+TRY_EVERY_S = 0.05
 # Nothing is written under a lease that is older, because it may have gone to another.
-SAFE_S = 5.0
+SAFE_S = 2.5
 
 
 class Kept(NamedTuple):
@@ -119,6 +123,14 @@ class Accounts:
             with self._records.outdated.beginning():
                 await self._leased(key)
 
+    async def close(self) -> None:
+        """Write what waits, within a second; what cannot be written is lost."""
+        for _ in range(LAST_TRIES):
+            await self.flush()
+            if not self._waiting or not self._records.in_use:
+                return
+            await asyncio.sleep(TRY_EVERY_S)
+
     async def exchanges(self, tenant: str, conversation: str, limit: int) -> list[Kept]:
         """The newest exchanges of a conversation that are written, oldest first."""
         lines = await self._records.tail(exchanges_key(tenant, conversation), limit)
@@ -145,8 +157,10 @@ class Accounts:
         try:
             lease = await self._records.acquire(lease_key(key), LEASE_S)
             if lease is not None:
-                await self._write(key, begun + SAFE_S)
-                await self._records.release(lease)
+                try:
+                    await self._write(key, begun + SAFE_S)
+                finally:
+                    await self._records.release(lease)
         except StoreUnavailable:
             return  # reported, and what waits still does
 

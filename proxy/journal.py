@@ -130,14 +130,15 @@ class Journal:
                 self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self.flush()
+        await self._accounts.close()
 
     async def flush(self) -> None:
         """Work through what was noted, and write what waits."""
         async with self._flushing:
             await self._work()
-            await self._feed.flush()
-            await self._statistics.flush()
-            await self._accounts.flush()
+            for flush in (self._feed.flush, self._statistics.flush, self._accounts.flush):
+                with contained(_not_written):
+                    await flush()
 
     async def exchanges(self, tenant: str, conversation: str, limit: int = 500) -> list[Kept]:
         """The newest exchanges of a conversation that are written, oldest first."""
@@ -149,16 +150,20 @@ class Journal:
             await self._await_prices(noted[0][0])
         self._prices.clear()
         for start in range(0, len(noted), AT_ONCE):
-            entries = [self._entered(each, begun) for each, begun in noted[start : start + AT_ONCE]]
-            for listener in self.listeners:
-                with contained(_not_written):
-                    listener(entries)
+            with contained(_not_written):
+                self._batch(noted[start : start + AT_ONCE])
             await asyncio.sleep(0)
         for entry in self._shown:
             conversation = entry.noted.conversation
             shown = to_fields(Kept(entry.noted.exchange, entry.saving))
             self._feed.tell(EXCHANGE, {**shown, "conversation": conversation} if conversation else shown)
         self._shown.clear()
+
+    def _batch(self, noted: Sequence[tuple[Noted, int | None]]) -> None:
+        entries = [self._entered(each, begun) for each, begun in noted]
+        for listener in self.listeners:
+            with contained(_not_written):
+                listener(entries)
 
     async def _await_prices(self, noted: Noted) -> None:
         """Have the prices loaded that the first exchange asks for."""

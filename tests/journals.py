@@ -1,0 +1,59 @@
+"""A process's worth of journal, for tests: everything that one worker has, over a store of the test's."""
+
+import time
+from collections.abc import Callable
+
+from proxy.accounts import Accounts
+from proxy.core.exchange import Exchange
+from proxy.core.price import Price, Tier
+from proxy.errors import StoreUnavailable
+from proxy.feed import Feed
+from proxy.journal import Journal, Noted
+from proxy.owners import Owners
+from proxy.ports import Store
+from proxy.statistics import Statistics
+from proxy.storage.records import Records
+
+DAY_S = 86_400.0
+MONTH_S = 30 * DAY_S
+TENANT = "t"
+ORIGIN = "https://upstream.example:443"
+# A dollar for a million input tokens, half of it where they were cached, four for a million of output.
+PRICE = Price((Tier(0, 1.0, 0.5, 1.0, 4.0),), "configuration")
+
+
+def ignored(_: StoreUnavailable) -> None:
+    """Failures of a store that the test makes fail on purpose."""
+
+
+class Priced:
+    """Knows one price; of the model `unknown` none."""
+
+    def of(self, model: str, origin: str) -> Price | None:
+        return None if model == "unknown" else PRICE
+
+    async def ready(self) -> None:
+        """It always is."""
+
+
+class Process:
+    """One worker over a store, that may be shared."""
+
+    def __init__(self, store: Store, now: Callable[[], float] = time.time) -> None:
+        self.records = Records(store, ignored, probe_every_s=0.005, deadline_s=5.0)
+        self.accounts = Accounts(self.records, DAY_S)
+        self.statistics = Statistics(self.records, MONTH_S, now)
+        self.feed = Feed(self.records, DAY_S, now)
+        self.owners = Owners(self.records, MONTH_S, now=now)
+        self.journal = Journal(self.accounts, self.statistics, self.feed, self.records.outdated, Priced())
+
+
+def exchange(at: float, **told: object) -> Exchange:
+    """An exchange of 100 input tokens, of which 60 were cached, and 10 output tokens; 80 millionths."""
+    usual = {"model": "m", "status": "none", "code": 200, "request_bytes": 500, "overhead_s": 0.0007}
+    counted = {"prompt_tokens": 100, "completion_tokens": 10, "cached_tokens": 60}
+    return Exchange(at=at, **{**usual, **counted, **told})  # type: ignore[arg-type]
+
+
+def noted(at: float, conversation: str | None = "c_1", tenant: str = TENANT, **told: object) -> Noted:
+    return Noted(tenant, conversation, ORIGIN, exchange(at, **told))

@@ -1,0 +1,311 @@
+"""What is noted is priced, counted and kept, whoever relays it and whenever the store is away."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy import accounts as accounts_module
+from proxy import journal as module
+from proxy.accounts import Kept
+from proxy.adapters.memory_store import MemoryStore
+from proxy.adapters.redis_store import RedisStore
+from proxy.adapters.redis_url import parse
+from proxy.adapters.sqlite_store import SqliteStore
+from proxy.core.economics import Saving
+from proxy.core.event import COMPACTED, FAILED, MEASURED, Event
+from proxy.core.keys import conversation_key, scope_prefix
+from proxy.core.totals import Totals
+from proxy.journal import Entry
+from proxy.ports import Store
+from tests.journals import DAY_S, TENANT, Process, exchange, noted
+from tests.redis_servers import RedisServer
+
+COST = 0.00011  # 40 fresh input tokens, 60 cached ones and 10 of output, at the prices of `journals`
+
+
+class Faulty(MemoryStore):
+    """A store that raises `fault` as long as there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fault: Exception | None = None
+
+    async def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        if self.fault is not None:
+            raise self.fault
+        return await super().read(keys)
+
+
+async def totals(store: Store, conversation: str = "c_1", tenant: str = TENANT) -> Totals:
+    """What a process that has just started would read."""
+    [found] = await Process(store).accounts.totals([(tenant, conversation)])
+    return found
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - it is about a store, which sets no event
+            await asyncio.sleep(0.002)
+
+
+async def test_an_exchange_is_in_its_account_with_its_price() -> None:
+    store = MemoryStore()
+    process = Process(store)
+    first = exchange(1.0, tokens_before=90, tokens_after=90, window=1_000, trigger=700)
+    second = exchange(2.0, model="", prompt_tokens=None, completion_tokens=None, cached_tokens=None)
+    for each in (first, second):
+        process.journal.note(noted(0.0)._replace(exchange=each))
+    await process.journal.flush()
+    found = await totals(store)
+    assert found == Totals(
+        model="m", status="none", requests=2, request_bytes=1_000,
+        prompt_tokens=100, completion_tokens=10, cached_tokens=60,
+        priced=1, cost_usd=pytest.approx(COST), tokens_before=90, tokens_after=90,
+        trigger=700, window=1_000, last_at=2.0,
+    )  # fmt: skip
+    kept = await process.journal.exchanges(TENANT, "c_1")
+    assert kept == [Kept(first, Saving(pytest.approx(COST))), Kept(second, None)]
+
+
+async def test_rounds_and_what_summaries_cost_are_in_the_account() -> None:
+    store = MemoryStore()
+    process = Process(store)
+    for kind, cost in ((COMPACTED, 0.5), (FAILED, 0.25), (MEASURED, 1.0)):
+        process.accounts.heard(TENANT, Event(kind, 1.0, "c_1", cost_usd=cost))
+    process.accounts.heard(TENANT, Event(COMPACTED, 1.0, "c_1"))
+    process.journal.note(noted(1.0))
+    await process.journal.flush()
+    found = await totals(store)
+    assert (found.rounds, found.summary_usd, found.net_usd, found.requests) == (2, 0.75, -0.75, 1)
+
+
+async def test_a_record_of_an_earlier_version_is_added_to() -> None:
+    store = MemoryStore()
+    process = Process(store)
+    earlier = {"requests": 3, "prompt_tokens": 5, "completion_tokens": "many", "model": "old", "last_at": 9.0}
+    await process.records.keep(conversation_key(TENANT, "c_1"), earlier, ttl_s=DAY_S)
+    process.journal.note(noted(1.0, request_bytes=0))
+    await process.journal.flush()
+    assert await totals(store) == Totals(
+        model="old", status="none", requests=4, prompt_tokens=105, completion_tokens=10, cached_tokens=60,
+        priced=1, cost_usd=pytest.approx(COST), last_at=9.0,
+    )  # fmt: skip
+
+
+async def test_what_has_no_conversation_or_no_price_counts_all_the_same() -> None:
+    process = Process(MemoryStore())
+    heard: list[Entry] = []
+    process.journal.listeners.append(heard.extend)
+    some = [
+        noted(5.0, None),
+        noted(5.0, None, code=429, prompt_tokens=None),
+        noted(5.0, None, model="unknown"),
+        noted(5.0, None, prompt_tokens=None),
+        noted(5.0, None, tokens_before=200, tokens_after=100, status="applied"),
+        noted(5.0, "c_1"),
+    ]
+    for each in some:
+        process.journal.note(each)
+    await process.journal.flush()
+    cost = pytest.approx(COST)
+    savings = [Saving(cost), Saving(0.0), None, None, heard[4].saving, Saving(cost)]
+    assert heard == [Entry(*pair) for pair in zip(some, savings, strict=True)]
+    assert heard[4].saving is not None
+    assert heard[4].saving.net > 0
+
+
+async def test_a_listener_that_fails_keeps_nobody_from_hearing(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[BaseException] = []
+    monkeypatch.setattr(module, "_not_written", reported.append)
+    process = Process(MemoryStore())
+    heard: list[Entry] = []
+    process.journal.listeners += [lambda _: 1 // 0, heard.extend]  # type: ignore[list-item,return-value]
+    process.journal.note(noted(1.0))
+    await process.journal.flush()
+    assert (len(heard), [type(each) for each in reported]) == (1, [ZeroDivisionError])
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["note", "note", "flush", "restart"]), st.integers(0, 1), st.sampled_from("ab")
+    ),
+    max_size=40,
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(STEPS)
+async def test_totals_add_up_across_flushes_restarts_and_replicas(steps: list[tuple[str, int, str]]) -> None:
+    store = MemoryStore()
+    processes = [Process(store), Process(store)]
+    count = {"a": 0, "b": 0}
+    for step, index, conversation in [*steps, ("restart", 0, ""), ("restart", 1, "")]:
+        if step == "note":
+            processes[index].journal.note(noted(1.0, conversation))
+            count[conversation] += 1
+        elif step == "flush":
+            await processes[index].journal.flush()
+        else:
+            await processes[index].journal.close()
+            processes[index] = Process(store)
+    for conversation, requests in count.items():
+        found = await totals(store, conversation)
+        assert (found.requests, found.prompt_tokens, found.cached_tokens) == (
+            requests, 100 * requests, 60 * requests,
+        )  # fmt: skip
+        assert len(await processes[0].journal.exchanges(TENANT, conversation)) == requests
+
+
+async def figures_of_four(stores: Sequence[Store]) -> None:
+    """Four workers relay two conversations at once, and everybody reads the same sums."""
+    at = 1_000_000.0
+    processes = [Process(store, lambda: at) for store in stores]
+
+    async def relay(process: Process) -> None:
+        for turn in range(10):
+            for conversation in ("c_1", "c_2", None):
+                process.journal.note(noted(at + turn, conversation, model=f"m-{turn % 2}"))
+            process.accounts.heard(TENANT, Event(COMPACTED, at, "c_1", cost_usd=0.25))
+            process.statistics.heard(TENANT, Event(COMPACTED, at, "c_1", cost_usd=0.25, asked="m-0"))
+            await process.journal.flush()
+
+    await asyncio.gather(*map(relay, processes))
+    for process in processes:  # what another was writing
+        await process.journal.flush()
+    for process in processes:
+        [row] = await process.statistics.rows(at, at + 1, "total")
+        counters = row.counters
+        assert (counters.requests, counters.prompt_tokens, counters.rounds) == (120, 12_000, 40)
+        assert (counters.cost_usd, counters.summary_usd) == (pytest.approx(120 * COST), 10.0)
+        one, two = await process.accounts.totals([(TENANT, "c_1"), (TENANT, "c_2")])
+        assert [(each.requests, each.priced, each.rounds) for each in (one, two)] == [
+            (40, 40, 40),
+            (40, 40, 0),
+        ]
+        assert len(await process.journal.exchanges(TENANT, "c_1")) == 40
+    for process in processes:
+        await process.records.close()
+
+
+async def test_figures_of_four_replicas_on_one_redis_sum_exactly(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        await figures_of_four([RedisStore(parse(server.url)) for _ in range(4)])
+
+
+async def test_figures_of_four_workers_on_one_file_sum_exactly(tmp_path: Path) -> None:
+    await figures_of_four([SqliteStore(tmp_path / "state.db") for _ in range(4)])
+
+
+async def test_what_waits_while_the_store_is_away_is_written_when_it_is_back() -> None:
+    store = Faulty()
+    process = Process(store)
+    process.journal.note(noted(1.0))
+    await process.journal.flush()
+    store.fault = OSError("gone")
+    while process.records.in_use:
+        await process.records.find(["v1:{x}:y"])
+    for _ in range(3):
+        process.journal.note(noted(1.0))
+        process.journal.note(noted(1.0, "c_2"))
+        await process.journal.flush()
+    store.fault = None
+    assert [(await totals(store, name)).requests for name in ("c_1", "c_2")] == [1, 0]
+    await eventually(lambda: process.records.in_use)
+    await process.journal.flush()
+    assert [(await totals(store, name)).requests for name in ("c_1", "c_2")] == [4, 3]
+    await process.records.close()
+
+
+async def test_a_fault_of_ours_neither_ends_the_writing_nor_loses_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "FLUSH_S", 0.005)
+    reported: list[BaseException] = []
+    monkeypatch.setattr(module, "_not_written", reported.append)
+    store = Faulty()
+    store.fault = ZeroDivisionError()
+    process = Process(store)
+    process.journal.start()
+    process.journal.note(noted(1.0))
+    await eventually(lambda: len(reported) >= 2)
+    store.fault = None
+    process.journal.note(noted(1.0))
+    await process.journal.close()
+    assert (await totals(store)).requests == 2
+
+
+async def test_no_more_waits_than_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_NOTED", 4)
+    monkeypatch.setattr(accounts_module, "MAX_WAITING", 2)
+    store = MemoryStore()
+    process = Process(store)
+    for name in ("c_1", "c_2", "c_3", "c_1", "c_1"):
+        process.journal.note(noted(1.0, name))
+    await process.journal.flush()
+    process.journal.note(noted(1.0, "c_3"))
+    await process.journal.flush()
+    assert [(await totals(store, name)).requests for name in ("c_1", "c_2", "c_3")] == [2, 1, 1]
+    assert process.journal.lost == 1
+
+
+async def test_nothing_is_written_of_what_was_forgotten_since_its_request_began() -> None:
+    store = MemoryStore()
+    process = Process(store)
+    with process.records.outdated.beginning():
+        process.journal.note(noted(1.0))
+        process.journal.note(noted(1.0, "c_2"))
+        await process.records.forget(scope_prefix(TENANT, "c_1"))
+        process.journal.note(noted(1.0))  # of a request from before
+        process.accounts.heard(TENANT, Event(COMPACTED, 1.0, "c_1", cost_usd=1.0))
+    await process.journal.flush()
+    assert [(await totals(store, name)).requests for name in ("c_1", "c_2")] == [0, 1]
+    assert await process.journal.exchanges(TENANT, "c_1") == []
+
+
+async def test_what_is_forgotten_while_it_is_written_does_not_come_back() -> None:
+    class Slow(MemoryStore):
+        forgets = False
+
+        async def read(self, keys: Sequence[str]) -> list[bytes | None]:
+            found = await super().read(keys)
+            if self.forgets:
+                self.forgets = False
+                await process.records.forget(scope_prefix(TENANT, "c_1"))
+                with process.records.outdated.beginning():  # a new request
+                    process.journal.note(noted(1.0, request_bytes=7))
+            return found
+
+    store = Slow()
+    process = Process(store)
+    for store.forgets in (False, True, False):
+        process.journal.note(noted(1.0, request_bytes=1))
+        await process.journal.flush()
+    found = await totals(store)
+    assert (found.requests, found.request_bytes) == (2, 8)
+    assert len(await process.journal.exchanges(TENANT, "c_1")) == 2
+
+
+async def test_what_another_process_is_writing_waits() -> None:
+    store = MemoryStore()
+    ours, other = Process(store), Process(store)
+    lease = await other.records.acquire(f"{conversation_key(TENANT, 'c_1')}:lease", 10.0)
+    assert lease is not None
+    ours.journal.note(noted(1.0))
+    await ours.journal.flush()
+    assert (await totals(store)).requests == 0
+    await other.records.release(lease)
+    await ours.journal.flush()
+    assert (await totals(store)).requests == 1
+
+
+async def test_a_line_that_says_nothing_is_passed_over() -> None:
+    process = Process(MemoryStore())
+    key = accounts_module.exchanges_key(TENANT, "c_1")
+    for line in ({"model": "m"}, {"at": 1.0, "saving": {"cost": "much"}}, {"at": 2.0, "saving": [1]}):
+        await process.records.append(key, line, ttl_s=DAY_S, keep=9)
+    kept = await process.journal.exchanges(TENANT, "c_1", 2)
+    assert [(each.exchange.at, each.saving) for each in kept] == [(1.0, None), (2.0, None)]
