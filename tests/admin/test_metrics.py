@@ -1,0 +1,49 @@
+"""`/metrics` of a running proxy: open, about what has just happened, without anything that is somebody's."""
+
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from proxy.adapters.character_counter import CharacterCounter
+from proxy.app import create_app
+from proxy.config.model import Config
+from proxy.demo.provider import Settings, create_provider
+from proxy.serving import served
+
+KEY = "an-admin-key"
+TEXT = "a text that nobody else should read"
+
+
+def config(upstream: str, **server: Any) -> Config:
+    given = {"upstream": {"base_url": f"{upstream}/v1"}, "store": {"url": "memory://"}, "server": server}
+    return Config.model_validate(given)
+
+
+@pytest.mark.parametrize("base_path", ["", "/compaction"])
+async def test_it_tells_everybody_what_was_just_done_but_not_whose_it_was(base_path: str) -> None:
+    asked = {"model": "demo-agent", "messages": [{"role": "user", "content": TEXT}]}
+    shown = {"authorization": "Bearer sk-of-somebody", "x-session-id": "somebody-s-session"}
+    async with (
+        served(create_provider(Settings(CharacterCounter()))) as upstream,
+        served(create_app(config(upstream, base_path=base_path, admin_key=KEY))) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False) as client,
+    ):
+        answer = await client.post("/v1/chat/completions", json=asked, headers=shown)
+        metrics = await client.get(f"{base_path}/metrics")
+        head = await client.head(f"{base_path}/metrics", headers={"accept": "application/openmetrics-text"})
+        posted = await client.post(f"{base_path}/metrics")
+    assert answer.status_code == 200
+    assert [metrics.status_code, head.status_code, posted.status_code] == [200, 200, 405]
+    assert head.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert metrics.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    told = {
+        sample.name: sample
+        for family in text_string_to_metric_families(metrics.text)
+        for sample in family.samples
+    }
+    requests = told["compaction_requests_total"]
+    assert (requests.labels["status"], requests.value) == ("none", 1)
+    assert told["upstream_request_duration_seconds_count"].labels["code"] == "200"
+    assert [hidden for hidden in (TEXT, "somebody", KEY, '="c_', '="t_') if hidden in metrics.text] == []
