@@ -1,11 +1,11 @@
 """Where a conversation costs least: too many rounds cost more than they save, and too few leave too much.
 
 The square-root law: T* = t + sqrt(2 g F / c). A round costs F: what of the context t that it leaves stands
-behind the fixed prefix P and so is not cached any more, (w - c)(t - P); a summary of S tokens; and L tokens of
-rework. It comes every D/g requests, where g is what a request has more than the one before, and D what the
-context may grow by. Each request in between carries D/2 tokens on average, at the price c of what is mostly
-cached. The sum, g F/D + c D/2 for each request, is least at D = sqrt(2 g F / c). What a summary model reads is
-left out: all that is removed is read by it once, whenever that happens.
+behind the fixed prefix P and so is not cached any more, (w - c)(t - P); a summary of S tokens; and L tokens
+of rework. It comes every D/g requests, where g is what a request has more than the one before, and D what
+the context may grow by. Each request in between carries D/2 tokens on average, at the price c of what is
+mostly cached. The sum, g F/D + c D/2 for each request, is least at D = sqrt(2 g F / c). What a summary model
+reads is left out: all that is removed is read by it once, whenever that happens.
 
 The unit is one input token that is neither cached nor written to a cache.
 """
