@@ -9,7 +9,7 @@ from proxy.adapters.memory_store import MemoryStore
 from proxy.adapters.sqlite_store import SqliteStore
 from proxy.core.checkpoint import Checkpoint
 from proxy.core.checkpoint_fields import to_fields
-from proxy.core.event import COMPACTED, FAILED, MEASURED, Event
+from proxy.core.event import COMPACTED, FAILED, INSTALLED, MEASURED, Event
 from proxy.core.keys import checkpoint_keys, checkpoints_key, rounds_key
 from proxy.history import KEPT_EVENTS, History, Installed, round_line
 from proxy.ports import Store
@@ -69,6 +69,20 @@ async def test_events_of_all_roots_and_of_none_come_oldest_first(store: Store) -
         await kept(records, root, event)
     assert await History(Records(store, ignored), DAY_S).of(*WHO) == [made(1), failed, made(3), made(4)]
     await records.close()
+
+
+async def test_a_round_made_ahead_is_applied_once_it_is_installed_and_that_is_told_once() -> None:
+    records = Records(MemoryStore(), ignored)
+    history = History(records, DAY_S)
+    ahead = [replace(made(number), outcome="scheduled") for number in (1, 2)]
+    for event in ahead:
+        await kept(records, ROOTS[0], event)
+    installed = replace(made(1), kind=INSTALLED, at=3.0, outcome="applied")
+    shortened = replace(made(2), kind=INSTALLED, at=4.0, outcome="applied", place=place(9).hex())
+    for event in (installed, replace(installed, at=3.5), shortened):
+        await history.note("t_1", event)
+    applied = [replace(event, outcome="applied") for event in ahead]
+    assert await history.of(*WHO) == [*applied, installed, shortened]
 
 
 async def test_a_conversation_that_begins_alike_has_a_history_of_its_own() -> None:

@@ -54,10 +54,15 @@ async def test_another_replica_sees_every_wish(store: Store) -> None:
         await wishing.pin(*WHO, "Be brief."),
         await wishing.ask_compact(*WHO),
         await wishing.undo(*WHO, place(1)),
+        await wishing.bypass(*WHO, on=True),
     ]
-    assert saved == [True] * 4
+    assert saved == [True] * 5
     assert await replica(store).of(*WHO) == Wishes(
-        compact=True, pins=("Use SI units.", "Be brief."), undone=(place(1),), suppressed=True
+        compact=True,
+        pins=("Use SI units.", "Be brief."),
+        undone=(place(1),),
+        suppressed=True,
+        bypass=True,
     )
 
 
@@ -191,6 +196,7 @@ async def test_what_cannot_be_read_of_a_record_is_not_wished() -> None:
         "pins": ["good", "", 5, "bad\n", None],
         "undone": ["zz", "00", place(7).hex(), 7],
         "suppressed": 1,
+        "bypass": "yes",
         "later": {},
     }
     await records.keep(wishes_key(*WHO), fields, ttl_s=DAY_S)
