@@ -1,7 +1,11 @@
+from collections.abc import Sequence
+
 from proxy.adapters.memory_store import MemoryStore
-from proxy.core.keys import conversation_key, tenant_key, tenant_prefix
+from proxy.core.envelope import pack
+from proxy.core.keys import conversation_key, recent_key, scope_prefix, tenant_key, tenant_prefix
 from proxy.errors import StoreUnavailable
-from proxy.owners import Owners
+from proxy.owners import Owners, Seen
+from proxy.ports import Record
 from proxy.storage.records import Records
 
 DAY_S = 86_400.0
@@ -34,7 +38,7 @@ async def test_it_is_written_once_a_minute_at_most() -> None:
     for seconds in (0, 1, 58, 3, 1):
         time[0] += seconds
         await owners.note("t_1", "c_1")
-    assert store.writes == 2
+    assert store.writes == 3  # and once into the list of the day
 
 
 async def test_what_is_forgotten_is_known_again_when_it_is_in_use_again() -> None:
@@ -94,3 +98,65 @@ async def test_a_store_that_fails_is_asked_once_a_second() -> None:
         time[0] += seconds
         await owners.note("t_1", "c_1")
     assert store.writes == 2
+
+
+async def test_conversations_are_listed_by_their_last_request() -> None:
+    store, now = MemoryStore(), [10 * DAY_S - 10.0]
+    records = Records(store, ignored)
+    for _ in range(2):  # each lists a conversation once an hour
+        owners = Owners(records, DAY_S, clock=lambda: now[0], now=lambda: now[0])
+        for name in ("c_1", "c_2", "c_1", "c_3"):
+            now[0] += 61.0
+            await owners.note("t_1", name)
+            key = conversation_key("t_1", name)
+            await records.keep(key, {"last_at": now[0]}, ttl_s=DAY_S)
+    await records.forget(tenant_prefix("t_2"))
+    found = await Owners(Records(store, ignored), DAY_S, now=lambda: now[0]).recent(2)
+    assert found == [Seen("c_3", "t_1", now[0]), Seen("c_1", "t_1", now[0] - 61.0)]
+
+
+async def test_the_last_in_use_is_listed_first_though_it_was_listed_early() -> None:
+    store, now = MemoryStore(), [10 * DAY_S + 10.0]
+    records = Records(store, ignored)
+    owners = Owners(records, DAY_S, clock=lambda: now[0], now=lambda: now[0])
+    for number, name in enumerate(["c_early", *(f"c_{n}" for n in range(5)), "c_early"]):
+        now[0] += 70.0
+        await owners.note("t_1", name)
+        await records.keep(conversation_key("t_1", name), {"last_at": float(number)}, ttl_s=DAY_S)
+    assert [each.id for each in await owners.recent(2)] == ["c_early", "c_4"]
+
+
+async def test_what_is_deleted_is_not_listed_and_a_line_of_nonsense_neither() -> None:
+    records = Records(MemoryStore(), ignored)
+    owners = Owners(records, DAY_S, now=lambda: 5.0)
+    for name in ("c_1", "c_2"):
+        await owners.note("t_1", name)
+        await records.keep(conversation_key("t_1", name), {"requests": 1}, ttl_s=DAY_S)
+    await records.append(recent_key("1970-01-01"), {"id": 5}, ttl_s=DAY_S, keep=9)
+    await records.forget(scope_prefix("t_1", "c_1"))
+    assert await owners.recent(5) == [Seen("c_2", "t_1", 5.0)]
+
+
+async def test_a_thousand_conversations_are_listed_in_a_few_round_trips() -> None:
+    class Asked(MemoryStore):
+        asked = 0
+
+        async def read(self, keys: Sequence[str]) -> list[bytes | None]:
+            self.asked += 1
+            return await super().read(keys)
+
+        async def tail(self, key: str, limit: int) -> list[bytes]:
+            self.asked += 1
+            return await super().tail(key, limit)
+
+    store = Asked()
+    records = Records(store, ignored)
+    owners = Owners(records, DAY_S, now=lambda: 90 * DAY_S - 1.0)
+    for number in range(1_500):
+        name = f"c_{number}"
+        await owners.note("t_1", name)
+        await store.write([Record(conversation_key("t_1", name), pack({"last_at": number + 1.0}), DAY_S)])
+    store.asked = 0
+    found = await owners.recent(1_000)
+    assert [each.id for each in found] == [f"c_{number}" for number in range(1_499, 499, -1)]
+    assert store.asked <= 4

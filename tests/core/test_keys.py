@@ -18,8 +18,36 @@ def every_key(tenant: str, name: str) -> list[str]:
         keys.rounds_key(tenant, ROOT),
         keys.conversation_key(tenant, name),
         keys.events_key(tenant, name),
+        keys.exchanges_key(tenant, name),
         keys.wishes_key(tenant, name),
     ]
+
+
+def everybody_s_keys() -> list[str]:
+    day = "2026-11-22"
+    return [
+        keys.hours_key(day, 13, "w"),
+        keys.writers_key(day),
+        keys.recent_key(day),
+        keys.feed_key("events"),
+        keys.feed_key("exchanges"),
+        keys.feed_key("listening"),
+    ]
+
+
+def test_the_names_of_what_is_nobody_s_are_final_too() -> None:
+    nobody = "v1:{e3b0c44298fc1c149afbf4c8996fb924."
+    hour = "be2df229a94ed09984a8f3af3b74c45dc686d8140220961defada14daf836876"
+    day, feed = f"{nobody}fe5844ec93e17ecb29b550d2cd87dd0e}}", f"{nobody}c8bc2586cdd87cd6f970fc4262c4bbc4}}"
+    assert everybody_s_keys() == [
+        f"{day}:hours:{hour}",
+        f"{day}:writers",
+        f"{nobody}5f28eeba305535e2d4f7c409a1fdcf36}}:recent",
+        f"{feed}:feed:events",
+        f"{feed}:feed:exchanges",
+        f"{feed}:feed:listening",
+    ]
+    assert {keys.owner_key(key) for key in everybody_s_keys()} == {None}
 
 
 def test_the_names_are_final() -> None:
@@ -36,6 +64,7 @@ def test_the_names_are_final() -> None:
         f"{root}:rounds",
         f"{conversation}:conversation",
         f"{conversation}:events",
+        f"{conversation}:exchanges",
         f"{conversation}:wishes",
     ]
     assert keys.tenant_key("c_1") == (
@@ -59,7 +88,7 @@ def test_of_every_key_of_a_conversation_it_is_known_where_its_tenant_is_noted(te
 def test_a_key_holds_words_of_ours_and_hex_digests_only(tenant: str, name: str) -> None:
     form = re.compile(r"v1:\{[0-9a-f]{32}\.[0-9a-f]{32}\}(:[a-z]+){1,2}(:[0-9a-f]{64})?")
 
-    found = [*every_key(tenant, name), keys.model_key(tenant, "https://a.b", name)]
+    found = [*every_key(tenant, name), *everybody_s_keys(), keys.model_key(tenant, "https://a.b", name)]
     assert [key for key in found if not form.fullmatch(key)] == []
 
 
@@ -79,6 +108,6 @@ def test_what_is_read_or_committed_together_shares_a_hash_tag() -> None:
 
 
 def test_no_two_keys_are_equal() -> None:
-    found = [*every_key("same", "same"), keys.model_key("same", "same", "same")]
+    found = [*every_key("same", "same"), *everybody_s_keys(), keys.model_key("same", "same", "same")]
 
     assert len(set(found)) == len(found)

@@ -1,0 +1,198 @@
+"""Statistics add up: by hour, day, model and key, across processes, restarts and stores that are away."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy import statistics as module
+from proxy.adapters.memory_store import MemoryStore
+from proxy.core.economics import Saving
+from proxy.core.event import COMPACTED, FAILED, MEASURED, OVER_LIMIT, PINNED, Event
+from proxy.core.keys import hours_key, key_name, writers_key
+from proxy.core.statistics import Counters, from_fields, to_fields
+from proxy.errors import StoreUnavailable
+from proxy.statistics import Row, Statistics
+from proxy.storage.records import Records
+from tests.journals import DAY_S, MONTH_S, Process, exchange, ignored
+
+HOUR_S = 3_600.0
+NOON = 1_795_348_800.0 - 1_795_348_800.0 % DAY_S + DAY_S / 2
+WAYS = ("hour", "day", "model", "key", "total")
+
+
+def summed(rows: list[Row]) -> dict[str, Any]:
+    whole = Counters()
+    for row in rows:
+        whole.join(row.counters)
+    return to_fields(whole)
+
+
+EXCHANGES = st.lists(
+    st.tuples(
+        st.integers(0, 1),  # of which process
+        st.integers(0, 40),  # how many hours ago
+        st.sampled_from(["a", "b", "c"]),
+        st.sampled_from(["t_1", "t_2"]),
+        st.sampled_from([200, 429]),
+        st.sampled_from([None, Saving(0.5, 0.25, 0.125, 0.125)]),  # sums of these are exact
+    ),
+    max_size=30,
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(EXCHANGES)
+async def test_every_way_to_split_them_adds_up_to_the_same(exchanges: list[Any]) -> None:
+    store, now = MemoryStore(), [NOON]
+    processes = [Process(store, lambda: now[0]) for _ in range(2)]
+    whole = Counters()
+    for index, hours, model, tenant, code, saving in sorted(exchanges, key=lambda each: -each[1]):
+        now[0] = NOON - hours * HOUR_S
+        made = exchange(now[0], model=model, code=code, tokens_before=7, tokens_after=5)
+        processes[index].statistics.add(tenant, made, saving)
+        whole.add(made)
+        if saving:
+            whole.price(saving.cost, saving.gross, saving.cache_loss)
+        elif code == 200:
+            whole.unpriced += 1
+        await processes[index].statistics.flush()
+    now[0] = NOON
+    fresh = Process(store, lambda: NOON).statistics
+    for reader in (fresh, fresh, processes[0].statistics):
+        for way in WAYS:
+            rows = await reader.rows(NOON - 2 * DAY_S, NOON + 1, way)  # type: ignore[arg-type]
+            assert summed(rows) == to_fields(whole)
+            assert [row.of for row in rows] == sorted({row.of for row in rows})
+
+
+async def test_rows_are_named_for_what_they_are_of() -> None:
+    process = Process(MemoryStore(), lambda: NOON)
+    process.statistics.add("t_1", exchange(NOON), None)
+    process.statistics.add("t_2", exchange(NOON, model="n"), None)
+    told = {way: [row.of for row in await process.statistics.rows(NOON, NOON + 1, way)] for way in WAYS}  # type: ignore[arg-type]
+    assert told == {
+        "hour": ["2026-11-22T12"],
+        "day": ["2026-11-22"],
+        "model": ["m", "n"],
+        "key": sorted([key_name("t_1"), key_name("t_2")]),
+        "total": ["total"],
+    }
+    assert await process.statistics.rows(NOON - 2 * HOUR_S, NOON, "total") == []
+
+
+async def test_events_are_counted_with_what_they_cost() -> None:
+    process = Process(MemoryStore(), lambda: NOON)
+    paid = {"calls": 2, "prompt_tokens": 50, "completion_tokens": 5, "cost_usd": 0.25, "asked": "m"}
+    for kind in (COMPACTED, FAILED, MEASURED):
+        process.statistics.heard("t_1", Event(kind, NOON, "c_1", **paid))  # type: ignore[arg-type]
+    for kind in (OVER_LIMIT, PINNED):
+        process.statistics.heard("t_1", Event(kind, NOON, "c_1"))
+    [other, row] = await process.statistics.rows(NOON, NOON + 1, "model")
+    assert (other.of, to_fields(other.counters)) == ("", {"failures": 1})
+    assert (row.of, to_fields(row.counters)) == ("m", {
+        "rounds": 1, "failures": 1, "summary_calls": 4, "summary_prompt_tokens": 100,
+        "summary_completion_tokens": 10, "summary_usd": 0.5,
+    })  # fmt: skip
+    assert row.counters.net_usd == -0.5
+
+
+async def test_what_came_before_its_hour_was_settled_counts_now() -> None:
+    """A record that was written and let go must not be begun again: it would lose what it held."""
+    store, now = MemoryStore(), [NOON]
+    process = Process(store, lambda: now[0])
+    for hours in (0, 2, 2):
+        now[0] = NOON + hours * HOUR_S
+        process.statistics.add("t", exchange(NOON), None)
+        await process.statistics.flush()
+    rows = await Process(store, lambda: now[0]).statistics.rows(NOON, now[0] + 1, "hour")
+    assert [(row.of, row.counters.requests) for row in rows] == [("2026-11-22T12", 1), ("2026-11-22T13", 2)]
+
+
+async def test_hours_wait_for_a_store_that_is_away() -> None:
+    class Away(MemoryStore):
+        away = False
+
+        async def write(self, items: Any) -> None:
+            if self.away:
+                raise StoreUnavailable("store-full")
+            await super().write(items)
+
+    store, now = Away(), [NOON]
+    process = Process(store, lambda: now[0])
+    for store.away in (True, True, False):
+        process.statistics.add("t", exchange(now[0]), None)
+        await process.statistics.flush()
+        now[0] += HOUR_S
+    rows = await Process(store, lambda: now[0]).statistics.rows(NOON, now[0], "hour")
+    assert [row.counters.requests for row in rows] == [1, 1, 1]
+
+
+async def test_models_and_keys_beyond_a_bound_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PAIRS", 2)
+    process = Process(MemoryStore(), lambda: NOON)
+    for model in "abcda":
+        process.statistics.add("t", exchange(NOON, model=model), None)
+    rows = await process.statistics.rows(NOON, NOON + 1, "model")
+    assert [(row.of, row.counters.requests) for row in rows] == [("a", 2), ("b", 1), ("other", 2)]
+
+
+async def test_hours_that_are_long_over_are_read_once() -> None:
+    class Counted(MemoryStore):
+        reads = 0
+
+        async def read(self, keys: Any) -> list[bytes | None]:
+            self.reads += bool(keys)
+            return await super().read(keys)
+
+    store = Counted()
+    process = Process(store, lambda: NOON - DAY_S)
+    process.statistics.add("t", exchange(NOON - DAY_S), None)
+    await process.statistics.flush()
+    reader = Process(store, lambda: NOON).statistics
+    found = [await reader.rows(NOON - DAY_S, NOON - DAY_S / 2, "total") for _ in range(3)]
+    assert (found[0][0].counters.requests, found[1:], store.reads) == (1, [found[0]] * 2, 1)
+
+
+async def test_records_that_make_no_sense_count_nothing() -> None:
+    records = Records(MemoryStore(), ignored)
+    day = "2026-11-22"
+    for writer, told in (("a", {"rows": 7}), ("b", {"rows": [5, {"model": "m", "requests": "x"}]})):
+        await records.append(writers_key(day), {"writer": writer}, ttl_s=DAY_S, keep=9)
+        await records.keep(hours_key(day, 12, writer), told, ttl_s=DAY_S)
+    await records.append(writers_key(day), {"writer": 7}, ttl_s=DAY_S, keep=9)
+    rows = await Statistics(records, MONTH_S, lambda: NOON).rows(NOON, NOON + 1, "model")
+    assert [(row.of, to_fields(row.counters)) for row in rows] == [("m", {})]
+
+
+COUNTS = st.integers(0, 10**15)
+COUNTERS = st.builds(
+    Counters,
+    **{
+        each.name: COUNTS if each.type == "int" or each.type is int else st.floats(0, 1e6)
+        for each in fields(Counters)
+        if each.name not in {"statuses", "overhead"}
+    },
+    statuses=st.dictionaries(st.sampled_from(["none", "applied"]), st.integers(1, 9)),
+    overhead=st.lists(COUNTS, min_size=14, max_size=14),
+)
+
+
+@given(COUNTERS)
+def test_counters_survive_being_written(counters: Counters) -> None:
+    assert from_fields(to_fields(counters)) == counters
+
+
+@pytest.mark.parametrize(
+    ("overheads", "share", "expected"),
+    [([], 0.5, None), ([0.0004], 0.5, 0.00025), ([0.0004] * 9 + [0.9], 0.95, 0.75), ([9.0], 0.5, 5.0)],
+)
+def test_a_quantile_of_the_overhead_is_told_from_its_buckets(
+    overheads: list[float], share: float, expected: float | None
+) -> None:
+    counters = Counters()
+    for overhead in overheads:
+        counters.add(exchange(1.0, overhead_s=overhead))
+    assert counters.overhead_quantile_s(share) == (expected if expected is None else pytest.approx(expected))
