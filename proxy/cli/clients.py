@@ -105,7 +105,7 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
             "~/.config/opencode/opencode.json",
             '{\n  "provider": {\n    "compaction-proxy": {\n      "npm": "@ai-sdk/openai-compatible",\n'
             '      "name": "compaction-proxy",\n'
-            '      "options": { "base<URL>": "<URL>", "apiKey": "{env:OPENAI_API_KEY}" },\n'
+            '      "options": { "baseURL": "<URL>", "apiKey": "{env:OPENAI_API_KEY}" },\n'
             '      "models": { "<MODEL>": {} }\n    }\n  }\n}',
             "Choose the model as compaction-proxy/<MODEL>. It names its sessions by itself.",
         ),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # The server says something every 15 seconds.
 SILENCE_S = 45.0
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 10.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
 MAX_DATA_CHARACTERS = 1_048_576
 
 

@@ -1,0 +1,66 @@
+"""`savings`: tables, JSON, CSV and five lines, from what the admin API says."""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+
+import pytest
+from typer.testing import Result
+
+from tests.scripted_admin import Scripted
+
+Run = Callable[..., Result]
+TOTAL = {
+    "requests": 1200, "rounds": 14, "tokens_before": 4_000_000, "tokens_after": 1_000_000,
+    "prompt_tokens": 1_000_000, "cached_tokens": 900_000, "cost_usd": 3.5, "gross_usd": 10.0,
+    "cache_loss_usd": 1.25, "summary_usd": 0.25, "net_usd": 8.5, "unpriced": 2,
+    "overhead": {"0.001": 1200},
+}  # fmt: skip
+UNPRICED = {"of": "=cmd|x", "requests": 2, "tokens_before": 10, "tokens_after": 20, "net_usd": None}
+
+
+@pytest.fixture
+def told(script: Scripted) -> Scripted:
+    """A server with statistics."""
+    script.put("GET", "/stats", {"rows": [{"of": "gpt-5.4", **TOTAL}, UNPRICED], "total": TOTAL})
+    return script
+
+
+def test_a_row_for_each_and_the_total_with_what_has_no_price_named(told: Scripted, run: Run) -> None:
+    done = run("savings", "--since", "30d", "--by", "model", "--url", told.url)
+    assert [" ".join(line.split()) for line in done.stdout.splitlines()] == [
+        "model requests sent forwarded less cached cost saved cache loss summaries net saved",
+        "gpt-5.4 1,200 4,000,000 1,000,000 75 % 90 % $3.50 $10.00 $1.25 $0.2500 $8.50",
+        "=cmd|x 2 10 20 -100 % n/a n/a n/a n/a n/a n/a",
+        "total 1,200 4,000,000 1,000,000 75 % 90 % $3.50 $10.00 $1.25 $0.2500 $8.50",
+        "2 requests have no known price, and are in no amount; see `models`",
+    ]
+    assert told.asked[0][1] == "/admin/v1/stats?since=30d&by=model"
+
+
+def test_json_is_what_the_server_says(told: Scripted, run: Run) -> None:
+    assert json.loads(run("savings", "--json", "--url", told.url).stdout)["total"] == TOTAL
+
+
+def test_csv_has_every_single_counter_and_no_formula(told: Scripted, run: Run) -> None:
+    done = run("savings", "--csv", "--url", told.url)
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert [row["of"] for row in rows] == ["gpt-5.4", "'=cmd|x"]
+    assert (rows[0]["cache_loss_usd"], rows[1]["net_usd"]) == ("1.25", "")
+    assert "overhead" not in rows[0]
+
+
+def test_share_is_five_lines_without_names(told: Scripted, run: Run) -> None:
+    assert run("savings", "--share", "--url", told.url).stdout.splitlines() == [
+        "compaction-proxy, since 7d",
+        "1,200 requests, 14 rounds of compaction",
+        "4,000,000 tokens sent, 1,000,000 forwarded (75 % less)",
+        "90 % of the input came from the provider's cache",
+        "$8.50 net saved: $10.00, less $1.25 of cache and $0.2500 of summaries",
+    ]
+
+
+@pytest.mark.parametrize("arguments", [["--by", "mood"], ["--csv", "--json"], ["--nonsense"]])
+def test_wrong_usage_ends_with_2(arguments: list[str], run: Run) -> None:
+    assert run("savings", *arguments).exit_code == 2

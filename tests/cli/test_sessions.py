@@ -1,0 +1,197 @@
+"""`sessions` and `search`, against a scripted admin server: what they ask for, print, and end with."""
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+import proxy
+from tests.scripted_admin import Scripted
+
+ID = "c_" + "ab12" * 6
+OTHER = "c_" + "ab99" * 6
+Run = Callable[..., Result]
+ROW = {
+    "id": ID, "model": "gpt-5.4", "status": "applied", "requests": 12, "rounds": 2, "last_at": 0,
+    "prompt_tokens": 1000, "cached_tokens": 640, "tokens_before": 45000, "tokens_after": 12000,
+    "cost_usd": 1.5, "net_usd": None,
+}  # fmt: skip
+
+
+def test_list_shows_a_line_for_each_conversation_and_passes_on_what_is_asked(
+    script: Scripted, run: Run
+) -> None:
+    script.put("GET", "/conversations", {"conversations": [ROW]})
+    done = run("sessions", "list", "--sort", "net", "--limit", "7", "--search", "gpt x", "--url", script.url)
+    titles, line = done.stdout.splitlines()
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert titles.split("  ")[0] == "id"
+    assert line.startswith(f"{ID}  gpt-5.4  applied")
+    assert line.endswith("12       2  45,000     12,000    64 %  $1.50        n/a")
+    assert script.asked[0][1] == "/admin/v1/conversations?limit=7&sort=net&q=gpt+x"
+
+
+def test_list_as_json_is_what_the_server_says(script: Scripted, run: Run) -> None:
+    script.put("GET", "/conversations", {"conversations": [ROW]})
+    done = run("sessions", "list", "--json", "--url", script.url)
+    assert json.loads(done.stdout) == {"conversations": [ROW]}
+
+
+def test_texts_of_a_server_cannot_steer_the_terminal(script: Scripted, run: Run) -> None:
+    evil = {**ROW, "model": "\x1b]0;owned\x07\u202egpt\n\ud800"}
+    script.put("GET", "/conversations", {"conversations": [evil]})
+    done = run("sessions", "list", "--url", script.url)
+    assert r"\x1b]0;owned\x07\u202egpt\n\ud800" in done.stdout
+    assert len(done.stdout.splitlines()) == 2
+
+
+def test_a_part_of_an_id_is_enough_where_one_conversation_begins_with_it(script: Scripted, run: Run) -> None:
+    script.put("GET", "/conversations", {"conversations": [ROW, {**ROW, "id": OTHER}]})
+    script.put("POST", f"/conversations/{ID}/compact", {"id": ID, "compact": True}, 202)
+    done = run("sessions", "compact", "ab12", "--url", script.url)
+    assert (done.exit_code, done.stdout) == (0, f"{ID}: its next request is compacted\n")
+    several, none = (run("sessions", "undo", each, "--url", script.url) for each in ("c_ab", "c_zz"))
+    assert (several.exit_code, several.stderr) == (1, "2 conversations begin with 'c_ab'\n")
+    assert (none.exit_code, none.stderr) == (1, "no conversation begins with 'c_zz'\n")
+
+
+def test_show_prints_figures_rounds_and_pins_and_unknown_money_as_such(script: Scripted, run: Run) -> None:
+    seen = {
+        "id": ID, "totals": {"model": "m", "requests": 3, "prompt_tokens": 10, "cached_tokens": 5},
+        "money": None, "bypass": True, "compact": False, "suppressed": False,
+        "pins": [{"id": "p_1", "text": "never push to main"}],
+    }  # fmt: skip
+    made = {
+        "round": 1,
+        "at": 0,
+        "strategy": "anchored",
+        "tokens_before": 9,
+        "tokens_after": 4,
+        "undone": True,
+    }
+    script.put("GET", f"/conversations/{ID}", seen)
+    script.put("GET", f"/conversations/{ID}/compactions", {"compactions": [made]})
+    lines = run("sessions", "show", ID, "--url", script.url).stdout.splitlines()
+    figures = dict(line.split("  ", 1) for line in lines[: lines.index("")])
+    assert {name: value.strip() for name, value in figures.items()}["cached"] == "50 %"
+    assert [line for line in lines if line.startswith(("net saved", "asked of it"))] == [
+        "net saved             n/a",
+        "asked of it           bypass",
+    ]
+    assert lines[-1] == "p_1  never push to main"
+    assert [line.split()[-1] for line in lines if "anchored" in line] == ["undone"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "method", "path", "sent"),
+    [
+        (["undo", ID], "POST", "/undo", ""),
+        (["pin", ID, "a text"], "POST", "/pins", '{"text": "a text"}'),
+        (["unpin", ID, "p/1"], "DELETE", "/pins/p%2F1", ""),
+        (["bypass", ID], "POST", "/bypass", ""),
+        (["resume", ID], "POST", "/resume", ""),
+        (["delete", ID, "--yes"], "DELETE", "", ""),
+        (["delete", ID, "--tenant", "--yes"], "DELETE", "/tenant", ""),
+    ],
+)
+def test_what_is_done_to_a_conversation_is_one_request(
+    arguments: list[str], method: str, path: str, sent: str, script: Scripted, run: Run
+) -> None:
+    script.put(method, f"/conversations/{ID}{path}", {"deleted": 3, "round": 2, "pins": []})
+    done = run("sessions", *arguments, "--url", script.url, COMPACTION_PROXY__SERVER__ADMIN_KEY="k3y")
+    assert done.exit_code == 0, done.output
+    assert script.asked == [(method, f"/admin/v1/conversations/{ID}{path}", sent, "Bearer k3y")]
+
+
+def test_delete_asks_first_and_keeps_everything_where_the_answer_is_no(script: Scripted, run: Run) -> None:
+    done = run("sessions", "delete", ID, "--url", script.url)
+    assert done.exit_code == 1
+    assert script.asked == []
+
+
+def test_export_goes_to_a_new_file_for_its_owner_only(script: Scripted, run: Run, tmp_path: Path) -> None:
+    script.put("GET", f"/conversations/{ID}/export", {"messages": ["ä"]})
+    target = tmp_path / "kept.json"
+    arguments = ("sessions", "export", ID, "-o", str(target), "--url", script.url)
+    assert run(*arguments).exit_code == 0
+    assert json.loads(target.read_text()) == {"messages": ["ä"]}
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    again = run(*arguments)
+    assert (again.exit_code, again.stderr) == (1, f"{target}: exists already, and is left alone\n")
+
+
+def test_search_quotes_phrases_and_fails_where_nothing_is_found(script: Scripted, run: Run) -> None:
+    hit = {"message_id": "m_1", "round": 1, "role": "user", "snippet": "two\nlines"}
+    script.put("GET", f"/conversations/{ID}/search", {"hits": [hit]})
+    found = run("search", ID, "two lines", "more", "--url", script.url)
+    assert found.stdout.splitlines()[1:] == ["m_1          1  user  two lines"]
+    assert script.asked[0][1].endswith("/search?q=%22two+lines%22+more&limit=20")
+    script.put("GET", f"/conversations/{ID}/search", {"hits": []})
+    nothing = run("search", ID, "x", "--url", script.url)
+    assert (nothing.exit_code, nothing.stdout) == (1, "nothing found\n")
+
+
+def test_where_nothing_listens_one_line_says_so(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    done = run("sessions", "list", COMPACTION_PROXY__SERVER__PORT=str(port))
+    assert (done.exit_code, done.stdout) == (1, "")
+    expected = f"http://127.0.0.1:{port}: nothing listens there; start it with `compaction-proxy serve`\n"
+    assert done.stderr == expected
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (401, {"error": {"message": "no"}}, "the admin key is refused"),
+        (403, {"error": {"message": "Set server.admin_key\x1b[2J"}}, r"Set server.admin_key\x1b[2J"),
+        (200, b"<html>", "what answers there is no compaction-proxy"),
+        (302, b"", "what answers there is no compaction-proxy"),
+        (500, b"<html>", "what answers there is no compaction-proxy (status 500)"),
+    ],
+)
+def test_what_refuses_or_is_something_else_is_said_in_one_line(
+    status: int, body: object, said: str, script: Scripted, run: Run
+) -> None:
+    script.put("GET", "/conversations", body, status)
+    done = run("sessions", "list", "--url", script.url)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("url", ["nonsense", "ftp://x", "http://[", "http://127.0.0.1:99999", "http://h\x1b"])
+def test_a_url_that_is_none_is_wrong_usage(url: str, run: Run) -> None:
+    done = run("sessions", "list", "--url", url)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "--url:" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+def test_the_key_is_taken_from_a_file_and_never_shown(script: Scripted, run: Run, tmp_path: Path) -> None:
+    script.put("GET", "/conversations", {"conversations": []})
+    key = tmp_path / "key"
+    key.write_text("hunter2\n")
+    done = run("sessions", "list", "--url", script.url, "--admin-key-file", str(key))
+    assert script.asked[0][3] == "Bearer hunter2"
+    assert "hunter2" not in done.output
+    missing = run("sessions", "list", "--url", script.url, "--admin-key-file", "/nowhere")
+    assert (missing.exit_code, missing.stderr) == (2, "/nowhere: cannot be read: No such file or directory\n")
+
+
+def test_a_pipe_that_closes_early_is_silent(script: Scripted, tmp_path: Path) -> None:
+    rows = [{**ROW, "id": f"c_{number:024x}"} for number in range(3_000)]
+    script.put("GET", "/conversations", {"conversations": rows})
+    line = f"{sys.executable} -m proxy sessions list --url {script.url} | head -n 1"
+    environ = {**os.environ, "PYTHONPATH": str(Path(proxy.__file__).parent.parent)}
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line],
+        cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr, done.stdout.split()[0]) == (0, "", "id")

@@ -1,0 +1,77 @@
+"""`watch`: a line for each message of the stream, and a stream taken up where it broke."""
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import pytest
+from typer.testing import Result
+
+from proxy.cli.admin_client import Admin
+from proxy.cli.watch import Told, following, line_of
+from tests.scripted_admin import Scripted
+
+Run = Callable[..., Result]
+REFUSED = (401, {"error": {"message": "no"}})
+
+
+def message(number: int, event: str, **fields: object) -> bytes:
+    return f"id: {number}\nevent: {event}\ndata: {json.dumps(fields)}\n\n".encode()
+
+
+@pytest.fixture
+def told(script: Scripted) -> Scripted:
+    """A stream that breaks in the middle of its second message; then one more; then the key is refused."""
+    first = b": here\n\n" + message(1, "exchange", conversation="c_1", status="none", code=200)
+    script.streams += [
+        first + b"id: 2\nevent: compaction\nda",
+        message(2, "compaction", kind="failed", conversation="c_1\x1b[2J", reason="summary-failed"),
+    ]
+    script.answers["GET", "/admin/v1/events/stream"] = REFUSED
+    return script
+
+
+def test_a_stream_that_broke_is_taken_up_where_it_broke(told: Scripted) -> None:
+    found: Iterator[Told] = following(Admin(told.url), lambda _: None)
+    assert [(each.id, each.kind) for each in islice(found, 2)] == [("1", "exchange"), ("2", "compaction")]
+    assert told.last_ids == [None, "1"]
+
+
+def test_each_message_is_a_line_until_the_proxy_refuses(told: Scripted, run: Run) -> None:
+    done = run("watch", "--url", told.url)
+    assert done.exit_code == 1
+    assert [line.split()[1:4] for line in done.stdout.splitlines()] == [
+        ["exchange", "none", "c_1"],
+        ["compaction", "failed", r"c_1\x1b[2J"],
+    ]
+    assert "the admin key is refused" in done.stderr
+
+
+def test_failures_only_and_json_for_programs(told: Scripted, run: Run) -> None:
+    done = run("watch", "--failures", "--json", "--url", told.url)
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        {
+            "id": "2",
+            "event": "compaction",
+            "data": {"kind": "failed", "conversation": "c_1\x1b[2J", "reason": "summary-failed"},
+        }
+    ]
+
+
+def test_a_line_says_sizes_and_why(script: Scripted) -> None:
+    fields = {
+        "at": 0, "kind": "compacted", "conversation": "c_1", "asked": "gpt-5.4", "tokens_before": 45000,
+        "tokens_after": 12000, "strategy": "anchored", "round": 2, "reason": "tokens", "seconds": 1.23456,
+    }  # fmt: skip
+    assert line_of("compaction", fields).split()[1:] == [
+        "compaction", "compacted", "c_1", "gpt-5.4", "45,000", "→", "12,000", "by", "anchored", "round", "2",
+        "took", "s", "1.235", "because", "tokens",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", [b"data: [1]\n\n", b"data: nonsense\n\n", b"data:\n\n", b"id: 9\n\n"])
+def test_what_is_no_message_of_ours_does_no_harm(data: bytes, script: Scripted, run: Run) -> None:
+    script.streams.append(data)
+    script.answers["GET", "/admin/v1/events/stream"] = REFUSED
+    done = run("watch", "--url", script.url)
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
