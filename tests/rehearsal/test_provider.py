@@ -1,0 +1,48 @@
+"""The provider that only counts agrees with the demo's, which answers."""
+
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.demo.prompt import Meter, PrefixCache
+from proxy.rehearsal.prompt import JsonObject
+from proxy.rehearsal.provider import Prompt, Provider
+from proxy.rehearsal.recordings import dumps
+
+TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {}}}]
+MESSAGES: st.SearchStrategy[list[JsonObject]] = st.lists(
+    st.builds(
+        dict,
+        role=st.sampled_from(["user", "assistant", "tool"]),
+        content=st.one_of(
+            st.integers(0, 900).map(lambda words: "word " * words),
+            st.just([{"type": "text", "text": "a b"}, {"type": "image_url", "image_url": {"url": "x"}}]),
+        ),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+class Words:
+    """A token is a word."""
+
+    def count(self, text: str, model: str) -> int:
+        return len(text.split())
+
+    def count_each(self, texts: Sequence[str], model: str) -> list[int]:
+        return [self.count(text, model) for text in texts]
+
+
+@settings(max_examples=40)
+@given(st.lists(MESSAGES, min_size=1, max_size=5), st.sampled_from([[], TOOLS]))
+def test_sizes_and_cached_tokens_are_those_of_the_demo_provider(
+    lists: list[list[JsonObject]], tools: list[JsonObject]
+) -> None:
+    meter = Meter(Words())
+    cache, provider = PrefixCache(meter), Provider(Words())
+    for messages in [part for each in lists for part in (each[: len(each) // 2 + 1], each)]:
+        body = {"model": "m", "messages": messages, **({"tools": tools} if tools else {})}
+        prompt = Prompt("m", (dumps(TOOLS).decode(),) if tools else (), [dumps(each) for each in messages])
+        assert (provider.size(prompt), provider.read(prompt)) == (meter.prompt(body), cache.hit(body))

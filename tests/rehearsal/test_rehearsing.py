@@ -1,0 +1,146 @@
+"""Rehearsals for the pages: a process for each, bounded in number and time."""
+
+import asyncio
+import json
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from proxy.archive import Archived
+from proxy.config.model import Config
+from proxy.detail import KEPT, STAND_IN, Shown
+from proxy.errors import RequestRefused
+from proxy.rehearsal.playing import Wanted
+from proxy.rehearsal.rebuilding import rebuilt
+from proxy.rehearsal.rehearsing import COMMAND, Asked, Rehearsing, asked
+
+TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+# Answers with what it was told.
+ECHO = (
+    sys.executable,
+    "-c",
+    "import json, sys; print(json.dumps({'results': sys.stdin.read().splitlines()}))",
+)
+ASLEEP = (sys.executable, "-c", "import time; time.sleep(60)")
+SECRET = "sk-very-secret"
+
+
+async def nothing(_: str) -> dict[str, Any]:
+    raise RequestRefused(404, "There is no such conversation.", "conversation_not_found")
+
+
+async def kept(_: str) -> dict[str, Any]:
+    return {"model": "kept-model", "messages": TALK}
+
+
+def rehearsing(command: tuple[str, ...] = COMMAND, limit_s: float = 30.0) -> Rehearsing:
+    config = Config.model_validate({"upstream": {"api_key": SECRET}, "server": {"admin_key": SECRET}})
+    return Rehearsing(config, kept, command, limit_s=limit_s)
+
+
+def wish(**members: object) -> Asked:
+    return asked(json.dumps(members).encode())
+
+
+async def test_a_conversation_is_played_in_a_process_of_its_own() -> None:
+    results = await rehearsing().play(wish(messages=TALK, model="gpt-4o", strategies=["full"], window=9_000))
+    [told] = [{name: each[name] for name in ("strategy", "model", "window", "requests")} for each in results]
+    assert told == {"strategy": "full", "model": "gpt-4o", "window": 9_000, "requests": 1}
+
+
+async def test_the_process_is_told_no_secret_and_the_conversation_as_it_came() -> None:
+    stored = await rehearsing(ECHO).play(wish(conversation="c_1", trigger_tokens=7))
+    sent = await rehearsing(ECHO).play(wish(messages=TALK, tools=[]))
+    assert [SECRET in str(each) for each in (stored, sent)] == [False, False]
+    about = json.loads(str(stored[0]))
+    assert (about["name"], about["strategies"], about["wanted"]["trigger_tokens"]) == ("c_1", ["anchored"], 7)
+    assert json.loads(str(stored[1])) == {"model": "kept-model", "messages": TALK}
+    assert json.loads(str(sent[1])) == {"messages": TALK, "tools": []}
+
+
+async def test_no_more_than_two_are_under_way() -> None:
+    rooms = rehearsing(ASLEEP)
+    two = [asyncio.create_task(rooms.play(wish(messages=TALK))) for _ in range(2)]
+    await asyncio.sleep(0.05)
+    with pytest.raises(RequestRefused) as refused:
+        await rooms.play(wish(messages=TALK))
+    for each in two:
+        each.cancel()
+    ended = await asyncio.gather(*two, return_exceptions=True)
+    assert refused.value.status == 429
+    assert [type(each) for each in ended] == [asyncio.CancelledError] * 2
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [(ASLEEP, 413), ((sys.executable, "-c", "raise SystemExit(3)"), 500)],
+)
+async def test_a_process_that_takes_too_long_or_fails_is_said_to(
+    command: tuple[str, ...], status: int
+) -> None:
+    begun = time.monotonic()
+    with pytest.raises(RequestRefused) as refused:
+        await rehearsing(command, limit_s=0.5).play(wish(messages=TALK))
+    assert (refused.value.status, time.monotonic() - begun < 30) == (status, True)
+
+
+async def test_an_unknown_conversation_and_no_conversation_are_refused() -> None:
+    with pytest.raises(RequestRefused, match="no such conversation"):
+        await Rehearsing(Config(), nothing).play(wish(conversation="c_1"))
+    with pytest.raises(RequestRefused, match="no message that a model would answer"):
+        await rehearsing().play(wish(messages=[{"role": "system"}]))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"", b"[]", b"{}", b'{"conversation": 1}', b'{"messages": [], "conversation": "c_1"}',
+        b'{"messages": [], "strategies": "full"}', b'{"messages": [], "strategies": ["best"]}',
+        b'{"messages": [], "window": 0}', b'{"messages": [], "window": true}',
+        b'{"messages": [], "model": 1}',
+    ],
+)  # fmt: skip
+def test_a_body_that_makes_no_sense_is_refused(raw: bytes) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        asked(raw)
+    assert refused.value.status == 400
+
+
+def test_what_is_wanted_is_read() -> None:
+    body = b'{"messages": [1], "model": "m", "strategies": ["full", "prune"], "target_tokens": 5}'
+    assert asked(body) == Asked("", {"messages": b"[1]"}, ("full", "prune"), Wanted("m", target_tokens=5))
+
+
+def test_a_conversation_is_put_together_from_what_was_taken_and_what_stayed() -> None:
+    removed = [
+        Archived("m_b", 1, "assistant", "Looking.\nfind({})"),
+        Archived("m_c", 2, "tool", "found"),
+        Archived("m_d", 3, "tool", "and that"),
+    ]
+    seen = [
+        Shown("user", "Find it.", KEPT, "m_a"),
+        Shown("user", "Summary", STAND_IN, ""),
+        Shown("assistant", "Looking.\nfind({})", KEPT, "m_b"),
+        Shown("user", "Thanks.", KEPT, "m_e"),
+    ]
+
+    def call(name: str) -> dict[str, Any]:
+        return {"id": name, "type": "function", "function": {"name": "call", "arguments": "{}"}}
+
+    calls = [call("call_2"), call("call_3")]
+    assert rebuilt(removed, seen) == [
+        {"role": "user", "content": "Find it."},
+        {"role": "assistant", "content": "Looking.\nfind({})", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "call_2", "content": "found"},
+        {"role": "tool", "tool_call_id": "call_3", "content": "and that"},
+        {"role": "user", "content": "Thanks."},
+    ]
+
+
+@pytest.mark.parametrize("removed", [[], [Archived("m_c", 2, "user", "Hi")]])
+def test_too_little_is_refused(removed: list[Archived]) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        rebuilt(removed, [])
+    assert refused.value.status == 409
