@@ -112,8 +112,9 @@ class Chat:
                 tap = await self._relay(passage, send)
             usage = tap.result() if tap is not None and not passage.failed else None
         finally:
-            whose = passage.who.tenant, passage.conversation, self._origin
-            self._aftermath.note(Noted(*whose, passage.exchange(usage), passage.prefixes))
+            if passage.asked:
+                whose = passage.who.tenant, passage.conversation, self._origin
+                self._aftermath.note(Noted(*whose, passage.exchange(usage), passage.prefixes))
         return None if tap is None else passage.answered(usage)
 
     async def _relay(self, passage: Passage, send: Send) -> UsageTap | None:

@@ -86,6 +86,11 @@ class Passage:
         return self.code >= 400
 
     @property
+    def asked(self) -> bool:
+        """Whether the upstream was asked; it is not for a client that leaves before."""
+        return self.first_byte_s is not None
+
+    @property
     def prefixes(self) -> tuple[bytes, ...]:
         """Prefix digests of the client's messages; none where they were not read."""
         return self.fit.footing.prefixes if self.fit and self.fit.footing else ()
@@ -103,7 +108,9 @@ class Passage:
         """Our response headers; a request that passed the gate carries its status only."""
         if self.fit is None:
             return UNREAD
-        told = report_headers(self.fit.report, self.overhead_s if self.ask else None)
+        if self.ask is None:
+            return report_headers(self.fit.report)
+        told = report_headers(self.fit.report, self.overhead_s)
         told.append((b"x-compaction-request-id", self.request.encode()))
         return told
 

@@ -66,13 +66,6 @@ def test_overhead_is_what_the_upstream_was_not_waited_for() -> None:
     assert told.upstream_s == pytest.approx(0.5, abs=0.2)
 
 
-def test_a_request_that_was_read_is_named_to_its_client_and_one_that_was_not_is_not() -> None:
-    ours = passage()
-    assert b"x-compaction-request-id" not in dict(ours.headers())
-    ours.fit = Fit(b"{}", 0, Report(Status.NONE))
-    assert dict(ours.headers())[b"x-compaction-request-id"] == b"r_1"
-
-
 def test_a_body_is_let_go_of_unless_something_is_learned_from_it() -> None:
     ours = passage()
     ours.fit = replace(ours.whole(), estimate=5)

@@ -31,7 +31,7 @@ HELLO = 'You said "Say héllo 🙂". I was sent 1 messages.'
 CALLS = [["search", '{"query": "Grüße"}'], ["open", '{"path": "a/b.py"}']]
 ALWAYS = {
     "status", "session", "strategy", "messages-before", "messages-after", "tokens-before", "tokens-after",
-    "tokens-saved", "context-limit", "until-trigger-percent", "overhead-ms", "round",
+    "tokens-saved", "context-limit", "until-trigger-percent", "overhead-ms", "round", "request-id",
 }  # fmt: skip
 GATED = {"x-compaction-status": "none"}
 

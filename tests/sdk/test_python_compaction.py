@@ -14,7 +14,7 @@ from proxy.demo.wire import JsonObject
 
 ALWAYS = {
     "status", "session", "strategy", "messages-before", "messages-after", "tokens-before", "tokens-after",
-    "tokens-saved", "context-limit", "until-trigger-percent", "overhead-ms",
+    "tokens-saved", "context-limit", "until-trigger-percent", "overhead-ms", "request-id",
 }  # fmt: skip
 SUMMARISER = "demo-summary"
 

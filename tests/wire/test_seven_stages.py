@@ -40,7 +40,7 @@ class Scene:
         admissions: Its places for requests.
         port: Where the product listens.
         base, files: Tasks and open files before anybody left.
-        counted: Requests in the totals of all conversations, when the product has ended.
+        counted: Requests in the totals of all conversations, and input tokens, when the product has ended.
     """
 
     wire: Any
@@ -52,7 +52,7 @@ class Scene:
     port: int = 0
     base: set[asyncio.Task[Any]] = field(default_factory=set)
     files: int = 0
-    counted: int = 0
+    counted: tuple[int, int] = (0, 0)
 
     def request(self, number: int, **members: Any) -> bytes:
         """A request past the gate, of a conversation of its own; the client would stay connected."""
@@ -182,7 +182,11 @@ async def playing(wire: Any, directory: Path, admissions: list[Admission]) -> As
                 scene.base, scene.files = asyncio.all_tasks(), scene.open_files()
                 yield scene
             totals = [envelope.unpack(redis.admin.get(key)) for key in redis.admin.keys("*:conversation")]
-            scene.counted = sum(each["requests"] for each in totals if each)
+            told = [each for each in totals if each]
+            scene.counted = (
+                sum(each["requests"] for each in told),
+                sum(each["prompt_tokens"] for each in told),
+            )
 
 
 async def leave(scene: Scene, reach: Reach, number: int, kept: int) -> float:
@@ -223,4 +227,6 @@ async def test_a_client_that_leaves_at_any_of_seven_stages_is_gone_everywhere_in
         assert (await wire.ask(scene.port, wire.post(CHAT, wire.chat_body(seed=1)))).body == b"ok"
     assert late == {stage: [] for stage in STAGES}
     assert asked == {stage: models * clients for stage, (_, models) in STAGES.items()}
-    assert scene.counted == clients  # what was answered whole, and nothing else
+    # Whatever the upstream was asked is a request; only what was answered whole says what it took.
+    relayed = sum(any(model != SUMMARY_MODEL for model in models) for _, models in STAGES.values())
+    assert scene.counted == (relayed * clients, 0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from proxy import app, conversations
+from proxy import app, journal
 from tests.certificates import self_signed
 from tests.fault_tcp import Faults, FaultTcp
 
@@ -224,7 +224,7 @@ async def test_of_a_stream_that_was_cut_nothing_is_counted(
     wire: Any, chat: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted: list[Any] = []
-    monkeypatch.setattr(conversations.Conversations, "note", lambda _, *what: noted.append(what[-1]))
+    monkeypatch.setattr(journal.Journal, "note", lambda _, what: noted.append(what.exchange))
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":41,"completion_tokens":1}}\n\n'
     counted = chunked(usage + b"data: [DONE]\n\n")
 
@@ -242,4 +242,7 @@ async def test_of_a_stream_that_was_cut_nothing_is_counted(
         between.back = Faults()
         whole = await wire.ask(port, chat("x-session-id: s", stream=True))
     assert (cut.whole, whole.whole, cut.body == whole.body) == (False, True, True)
-    assert (noted_of_the_cut, [each.prompt_tokens for each in noted]) == ([], [41])
+    assert [[each.prompt_tokens for each in some] for some in (noted_of_the_cut, noted)] == [
+        [None],
+        [None, 41],
+    ]

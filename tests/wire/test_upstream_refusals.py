@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy import conversations
+from proxy import journal
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
@@ -65,7 +65,7 @@ async def test_of_an_error_nothing_is_learned_and_nothing_is_asked_after_it(
 ) -> None:
     """The conversation is above the soft mark, so that an answer would have a summary made ahead."""
     noted: list[Any] = []
-    monkeypatch.setattr(conversations.Conversations, "note", lambda _, *what: noted.append(what[-1]))
+    monkeypatch.setattr(journal.Journal, "note", lambda _, what: noted.append(what.exchange))
     body = b'{"usage":{"prompt_tokens":41,"completion_tokens":1}}'
     framed = b"content-length: %d\r\n\r\n%b" % (len(body), body)
 
@@ -86,7 +86,7 @@ async def test_of_an_error_nothing_is_learned_and_nothing_is_asked_after_it(
                 asked = [json.loads(seen.body)["model"] for seen in upstream.seen]
     assert asked == ["m"]
     assert [json.loads(seen.body)["model"] for seen in upstream.seen][:3] == ["m", "m", "summary-small"]
-    assert [usage and usage.prompt_tokens for usage in noted] == [None, 41]
+    assert [each.prompt_tokens for each in noted] == [None, 41]
 
 
 @pytest.mark.parametrize("status", [b"301 Moved", b"302 Found", b"303 See", b"307 Temp", b"308 Perm"])
