@@ -44,9 +44,9 @@ def serve(
     found = loaded(config, [option for option in given if option.value is not None])
     logs.configure(found.config.observability.log_format)
     if found.config.server.workers > 1:
-        run_workers(found.config, lambda url: announce(found.config, url))
+        run_workers(found, lambda url: announce(found.config, url))
     else:
-        run_one(found.config)
+        run_one(found)
 
 
 @app.command()

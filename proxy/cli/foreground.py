@@ -17,6 +17,7 @@ from proxy.compaction.policies import policy_for
 from proxy.config.checks import is_loopback
 from proxy.config.model import Config, for_model
 from proxy.config.sections import ServerSection
+from proxy.config.sources import Loaded
 from proxy.config.values import without_passwords
 from proxy.core.budget import budget
 from proxy.core.trigger import mark
@@ -150,19 +151,20 @@ def settle() -> None:
 
 
 def _built(
-    config: Config, waits: serving.Patience, told: Callable[[int], None], *, insistent: bool
+    loaded: Loaded, waits: serving.Patience, told: Callable[[int], None], *, insistent: bool
 ) -> serving.Foreground:
     """The server of this configuration, and the application in it."""
     from proxy.app import create_app  # the parent of workers has no use for it
 
-    context, late = tls_context(config.server), deadlines(config.server)
-    app = create_app(config)
+    server = loaded.config.server
+    context, late = tls_context(server), deadlines(server)
+    app = create_app(loaded.config, loaded=loaded)
     return serving.server(app, waits, told, insistent=insistent, deadlines=late, context=context)
 
 
 def serve_on(
     bind: Callable[[], socket.socket],
-    config: Config,
+    loaded: Loaded,
     started: Callable[[socket.socket], None],
     *,
     ending: Callable[[], None] | None = None,
@@ -173,7 +175,7 @@ def serve_on(
 
     Args:
         bind: Gives the listening socket, once the application is built.
-        config: The configuration.
+        loaded: The configuration, and where it is from.
         started: Called with the socket once requests are accepted.
         ending: Called when the proxy begins to end.
         worker: Number of the worker that this process is; None if it is the only one.
@@ -185,7 +187,7 @@ def serve_on(
     """
     log = logs.logger(__name__)
     named = {} if worker is None else {"worker": worker}
-    waits = patience(config.server)
+    waits = patience(loaded.config.server)
 
     def told(requests: int) -> None:
         limits = {"accept_grace_s": waits.accept_s, "drain_s": waits.drain_s}
@@ -199,7 +201,7 @@ def serve_on(
 
     if worker is not None:
         join_metrics(worker)
-    running = _built(config, waits, told, insistent=worker is None)
+    running = _built(loaded, waits, told, insistent=worker is None)
     if obey is not None:
         obey(running)
     bound = bind()
@@ -211,13 +213,14 @@ def serve_on(
         _exit_soon()
 
 
-def run_one(config: Config) -> None:
+def run_one(loaded: Loaded) -> None:
     """Run in this process until SIGINT or SIGTERM.
 
     Raises:
         ConfigError: The address cannot be listened on, or the application refuses the configuration.
         ProxyError: The application did not start.
     """
+    config = loaded.config
     with ExitStack() as stack:
 
         def bind() -> socket.socket:
@@ -225,4 +228,4 @@ def run_one(config: Config) -> None:
             stack.enter_context(serving.removed_at_the_end(bound))
             return bound
 
-        serve_on(bind, config, lambda bound: announce(config, serving.base_url(bound, scheme(config.server))))
+        serve_on(bind, loaded, lambda bound: announce(config, serving.base_url(bound, scheme(config.server))))

@@ -24,7 +24,7 @@ from types import FrameType
 from proxy import logs, serving
 from proxy.cli.foreground import listening, patience, scheme, serve_on, tls_context
 from proxy.cli.shared_metrics import leave_metrics, metrics_folder
-from proxy.config.model import Config
+from proxy.config.sources import Loaded
 from proxy.errors import ConfigError, ProxyError
 
 # A worker that dies is replaced after this long, in seconds; twice as long each time it dies again.
@@ -51,9 +51,9 @@ def _obey(orders: Connection, running: serving.Foreground) -> None:
     running.stop()
 
 
-def work(config: Config, bound: socket, parent: Connection, number: int) -> None:
+def work(loaded: Loaded, bound: socket, parent: Connection, number: int) -> None:
     """Be a worker: the main function of its process. Ends with 0, or 1 if the proxy did not start."""
-    logs.configure(config.observability.log_format)
+    logs.configure(loaded.config.observability.log_format)
 
     def obey(running: serving.Foreground) -> None:
         threading.Thread(target=_obey, args=(parent, running), daemon=True).start()
@@ -65,7 +65,7 @@ def work(config: Config, bound: socket, parent: Connection, number: int) -> None
     try:
         serve_on(
             lambda: bound,
-            config,
+            loaded,
             lambda _: say(STARTED),
             ending=lambda: say(ENDING),
             worker=number,
@@ -137,9 +137,12 @@ class _Worker:
         self.pipe = None
 
 
-def _listeners(config: Config) -> list[socket]:
+def _listeners(loaded: Loaded) -> list[socket]:
     """Listening sockets on one address: one for each worker, or the same for all."""
-    server, first = config.server, listening(config.server)  # not shared: another proxy there is an error
+    server, first = (
+        loaded.config.server,
+        listening(loaded.config.server),
+    )  # not shared: another proxy there is an error
     if not serving.is_spread(first):
         return [first] * server.workers
     port = first.getsockname()[1]
@@ -152,7 +155,7 @@ class _Parent:
     """Starts workers, replaces them, and ends with them.
 
     Attributes:
-        config: The configuration.
+        loaded: The configuration, and where it is from.
         port: The port that the workers share; of no meaning if they share a Unix socket.
         workers: A place for each.
         failure: Why no worker can be started.
@@ -160,7 +163,7 @@ class _Parent:
         end_by: Told to end, when workers are killed, in monotonic seconds; None: not told.
     """
 
-    config: Config
+    loaded: Loaded
     port: int
     workers: list[_Worker]
     failure: ProxyError | None = None
@@ -189,7 +192,7 @@ class _Parent:
 
     def stop(self, *, now: bool = False) -> None:
         """Tell all workers to end; with `now`, at once."""
-        waits = patience(self.config.server)
+        waits = patience(self.loaded.config.server)
         if self.end_by is None:
             running = sum(worker.process is not None for worker in self.workers)
             logs.logger(__name__).info(logs.SERVING_STOPPING, workers=running)
@@ -224,12 +227,12 @@ class _Parent:
     def _start(self, worker: _Worker) -> None:
         if worker.bound is None:
             try:
-                worker.bound = serving.listen(self.config.server.host, self.port, spread=True)
+                worker.bound = serving.listen(self.loaded.config.server.host, self.port, spread=True)
             except ConfigError:  # no worker was left, and somebody else took the port
                 worker.due = time.monotonic() + MAX_PAUSE_S
                 return
         worker.pipe, theirs = _spawn.Pipe()
-        given = self.config, worker.bound, theirs, worker.number
+        given = self.loaded, worker.bound, theirs, worker.number
         worker.process = _spawn.Process(target=work, args=given, daemon=True)
         worker.up, worker.refusal, worker.due, worker.born = False, "", None, time.monotonic()
         # A process inherits that SIGINT is ignored, and keeps to it until it has a handler of its own.
@@ -270,25 +273,25 @@ class _Parent:
                     worker.process.kill()
 
 
-def run_workers(config: Config, started: Callable[[str], None]) -> None:
+def run_workers(loaded: Loaded, started: Callable[[str], None]) -> None:
     """Run several proxies on one port until SIGINT or SIGTERM.
 
     Args:
-        config: The configuration.
+        loaded: The configuration.
         started: Called with the URL once all of them accept requests.
 
     Raises:
         ConfigError: The address cannot be listened on, or the configuration is refused.
         ProxyError: A worker did not start.
     """
-    server = config.server
-    if config.store.url == "memory://":
+    server = loaded.config.server
+    if loaded.config.store.url == "memory://":
         raise ConfigError("server.workers: several workers need a store that they can share, not memory://")
     tls_context(server)  # said once, and not by each worker
-    bound = _listeners(config)
+    bound = _listeners(loaded)
     url = serving.base_url(bound[0], scheme(server))  # a worker that ends gives its socket up
     workers = [_Worker(number, held, due=time.monotonic()) for number, held in enumerate(bound, 1)]
-    parent = _Parent(config, bound[0].getsockname()[1], workers)
+    parent = _Parent(loaded, bound[0].getsockname()[1], workers)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, parent.signalled)
     with serving.removed_at_the_end(bound[0]), metrics_folder():

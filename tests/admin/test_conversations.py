@@ -400,8 +400,8 @@ async def test_the_api_is_described_where_it_is(base_path: str) -> None:
         "/export.csv",
     )  # fmt: skip
     of_one = (
-        "", "/events", "/compact", "/undo", "/pins", "/pins/{pin}", "/search", "/messages/{message}", "/export",
-        "/tenant", "/bypass", "/resume", "/exchanges", "/compactions", "/compactions/{place}",
+        "", "/events", "/compact", "/undo", "/pins", "/pins/{pin}", "/search", "/messages/{message}",
+        "/export", "/tenant", "/bypass", "/resume", "/exchanges", "/compactions", "/compactions/{place}",
     )  # fmt: skip
     paths = {*overall, *(f"/conversations/{{conversation}}{path}" for path in of_one)}
     assert set(described["paths"]) == {f"{base_path}/admin/v1{path}" for path in paths}
