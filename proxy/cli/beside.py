@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -11,6 +12,7 @@ from socket import socket
 from proxy import serving
 from proxy.cli.workers import STARTED, STOP, work
 from proxy.config.model import Config
+from proxy.config.sources import Loaded
 from proxy.errors import ConfigError, ProxyError
 
 # Start-up reads a vocabulary and opens the store; then something is wrong, in seconds.
@@ -21,13 +23,13 @@ END_S = 10.0
 _spawn = get_context("spawn")
 
 
-def own_process(config: Config, bound: socket, parent: Connection, log: str) -> None:
+def own_process(loaded: Loaded, bound: socket, parent: Connection, log: str) -> None:
     """Be the proxy: the main function of its process, away from the terminal and its signals."""
     os.setsid()
     written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):
         os.dup2(written, stream)
-    work(config, bound, parent, 1)
+    work(loaded, bound, parent, 1)
 
 
 def for_this_machine(config: Config) -> Config:
@@ -44,19 +46,20 @@ def for_this_machine(config: Config) -> Config:
 
 
 @contextmanager
-def running_beside(config: Config, log: Path | None) -> Iterator[str]:
+def running_beside(loaded: Loaded, log: Path | None) -> Iterator[str]:
     """Run a proxy in a process of its own; gives its URL once it accepts requests.
 
     Args:
-        config: Of a proxy that may be running elsewhere, too; address, TLS and workers are replaced.
+        loaded: The configuration of a proxy that may be running elsewhere, too; address, TLS and workers
+            are replaced.
         log: Where its log goes; None: nowhere.
 
     Raises:
         ConfigError: It refuses the configuration.
         ProxyError: It does not start.
     """
-    mine = for_this_machine(config)
-    bound = serving.listen(mine.server.host, mine.server.port)
+    mine = replace(loaded, config=for_this_machine(loaded.config))
+    bound = serving.listen(mine.config.server.host, mine.config.server.port)
     ours, theirs = _spawn.Pipe()
     given = mine, bound, theirs, str(log or os.devnull)
     process = _spawn.Process(target=own_process, args=given, daemon=True)

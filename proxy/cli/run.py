@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from proxy.config.model import Config
+    from proxy.config.sources import Loaded
 
 # Exit codes of shells: not found, no program, and ended by a signal (128 and its number).
 NOT_FOUND, NOT_EXECUTABLE, BY_SIGNAL = 127, 126, 128
@@ -52,9 +53,9 @@ def run(
     session = f"run-{secrets.token_hex(_SESSION_BYTES)}"
     if url is not None:
         raise typer.Exit(_supervised(command, environment(os.environ, url, session)))
-    settings = loaded(config).config
+    settings = loaded(config)
     with _somewhere(settings, log) as found:
-        environ = environment(os.environ, found, session, needs_key=_pays(settings))
+        environ = environment(os.environ, found, session, needs_key=_pays(settings.config))
         code = _supervised(command, environ)
     raise typer.Exit(code)
 
@@ -65,18 +66,18 @@ def _pays(config: "Config") -> bool:
 
 
 @contextmanager
-def _somewhere(config: "Config", log: Path | None) -> Iterator[str]:
+def _somewhere(settings: "Loaded", log: Path | None) -> Iterator[str]:
     """The URL of a proxy that is running as configured, else of one that is started and ends with this."""
     import sys
 
     from proxy.cli.beside import running_beside
     from proxy.cli.probe import local_url, version_at
 
-    server = config.server
+    server = settings.config.server
     if server.unix_socket is None and server.tls_certificate is None and version_at(local_url(server)):
         yield local_url(server).removesuffix(server.base_path)
         return
-    with running_beside(config, log) as url:
+    with running_beside(settings, log) as url:
         print(f"compaction-proxy listens on {url} while this runs", file=sys.stderr)
         yield url
 

@@ -1,0 +1,113 @@
+"""`doctor`: what it finds in sound and broken installations, and what it says mends it."""
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from proxy.cli.diagnosis import machine, storage
+from proxy.cli.diagnosis.finding import Finding, lines
+from proxy.config.sections import ServerSection
+from tests.scripted_admin import Scripted
+
+Run = Callable[..., Result]
+QUIET = {"COMPACTION_PROXY__SERVER__PORT": "0", "COMPACTION_PROXY__SUMMARY__MODEL": "cheap"}
+
+
+def found(done: Result) -> dict[str, list[dict[str, Any]]]:
+    """Findings by topic."""
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for each in json.loads(done.stdout)["findings"]:
+        topics.setdefault(each["topic"], []).append(each)
+    return topics
+
+
+@pytest.fixture
+def upstream(script: Scripted) -> Scripted:
+    """A provider with two models."""
+    script.answers["GET", "/v1/models"] = (200, {"data": [{"id": "cheap"}, {"id": "dear"}]})
+    return script
+
+
+def test_a_sound_installation_has_no_error(upstream: Scripted, run: Run) -> None:
+    done = run("doctor", "--json", **QUIET, COMPACTION_PROXY__UPSTREAM__BASE_URL=f"{upstream.url}/v1")
+    topics = found(done)
+    assert done.exit_code == 0, done.stdout
+    assert [each["level"] for each in topics["tokenizer"] + topics["upstream"] + topics["store"]] == [
+        "ok"
+    ] * 3
+    assert topics["upstream"][0]["what"].startswith(f"{upstream.url}/v1: 2 models in ")
+    assert topics["summary model"][0]["what"] == "cheap: 128,000 tokens, supposed"
+    assert [target for _, target, _, _ in upstream.asked] == ["/v1/models", "/readyz"]
+
+
+def test_what_is_broken_is_an_error_with_its_fix(upstream: Scripted, run: Run, tmp_path: Path) -> None:
+    upstream.answers["GET", "/v1/models"] = (401, {"error": {"message": "no"}})
+    (tmp_path / "state.db").write_bytes(b"this is no database, but long enough to look like one" * 99)
+    environ = {
+        **QUIET,
+        "COMPACTION_PROXY__UPSTREAM__BASE_URL": f"{upstream.url}/v1",
+        "COMPACTION_PROXY__UPSTREAM__API_KEY": "sk-hunter2",
+        "COMPACTION_PROXY__STORE__URL": f"sqlite:///{tmp_path}/state.db",
+    }
+    done = run("doctor", "--json", **environ)
+    errors = {topic: each for topic, all_ in found(done).items() for each in all_ if each["level"] == "error"}
+    assert done.exit_code == 1
+    assert errors["upstream"]["what"].endswith("refuses upstream.api_key (401)")
+    assert sorted(errors) == ["store", "upstream"]
+    assert all(each["fix"] for each in errors.values())
+    assert "hunter2" not in done.output
+    plain = run("doctor", **environ).stdout
+    assert "; fix: set a valid key" in plain
+
+
+def test_a_configuration_that_cannot_be_read_is_all_there_is_to_say(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("server: {prot: 1}\n")
+    done = run("doctor")
+    assert done.exit_code == 2
+    assert "config.yaml:1:10: server.prot: unknown key, did you mean 'port'?" in done.stdout
+    assert "fix:" in done.stdout
+
+
+def test_an_upstream_that_is_away_or_ourselves_is_said(upstream: Scripted, run: Run) -> None:
+    upstream.answers["GET", "/readyz"] = (200, {"ready": True, "store": "ok", "version": "0"})
+    environ = {**QUIET, "COMPACTION_PROXY__UPSTREAM__BASE_URL": f"{upstream.url}/v1"}
+    told = found(run("doctor", "--json", **environ))["upstream"]
+    assert [each["level"] for each in told] == ["ok", "warning"]
+    away = run(
+        "doctor", "--json", **{**environ, "COMPACTION_PROXY__UPSTREAM__BASE_URL": "http://127.0.0.1:9/v1"}
+    )
+    assert (away.exit_code, found(away)["upstream"][0]["level"]) == (1, "error")
+
+
+def test_a_taken_port_and_a_weak_key_are_found(script: Scripted) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = ServerSection(port=taken.getsockname()[1])
+        taken.close()
+        with socket.create_server(("127.0.0.1", server.port)) as other:
+            other.settimeout(0)
+            port = int(script.url.rpartition(":")[2])
+            assert machine.address(ServerSection(port=port)).level == "error"
+    script.answers["GET", "/readyz"] = (200, {"ready": True, "store": "ok", "version": "9.9"})
+    assert machine.address(ServerSection(port=port)).what.endswith("version 9.9 of this proxy answers")
+    keys = {"": "ok", "short": "warning", "aaaaaaaaaaaaaaaaaaaaaaaa": "warning", "f3a9c1d27b6e4805": "ok"}
+    assert {
+        key: next(machine.admin_key(ServerSection.model_validate({"admin_key": key}))).level for key in keys
+    } == keys
+    assert next(machine.admin_key(ServerSection(host="0.0.0.0"))).level == "warning"
+
+
+def test_a_store_that_others_may_read_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    path.touch()
+    path.chmod(0o644)
+    told = [each for each in storage.on_disk(path) if each.topic == "store"]
+    assert told == [Finding("warning", "store", f"{path}: others may read it", f"chmod 600 '{path}'")]
+
+
+def test_a_finding_is_one_line_whatever_it_says() -> None:
+    assert lines([Finding("error", "x", "a\nb\x1b", "c")])[1] == r"error   x      a\nb\x1b; fix: c"
