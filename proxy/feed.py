@@ -9,7 +9,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from itertools import chain, count
 from secrets import token_hex
 from typing import Any, NamedTuple
@@ -161,7 +161,7 @@ class Feed:
         wanted = [item for item in items if not failures or item.fields.get("kind") in FAILURES]
         return wanted[::-1][:limit]
 
-    async def follow(self, after: str | None = None) -> AsyncIterator[Item]:
+    async def follow(self, after: str | None = None) -> AsyncGenerator[Item, None]:
         """Items as they come, with those since the one named `after`, until the feed is closed.
 
         Ends when it is closed by its reader (`aclose`), too.

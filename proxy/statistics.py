@@ -66,12 +66,17 @@ def _name(by: By, hour: int, pair: tuple[str, str]) -> str:
     return {"model": pair[0], "key": pair[1]}.get(by, by)
 
 
-def _joined(hours: Iterable[Hour]) -> Hour:
-    """The sum of what several processes have counted."""
+def _joined(ours: Hour, others: Iterable[Hour]) -> Hour:
+    """The sum of what processes have counted; `others` are added to in place, ours are not."""
     found: Hour = {}
-    for hour in hours:
+    for hour in others:
         for pair, counters in hour.items():
-            found.setdefault(pair, Counters()).join(counters)
+            if pair in found:
+                found[pair].join(counters)
+            else:
+                found[pair] = counters
+    for pair, counters in ours.items():
+        found.setdefault(pair, Counters()).join(counters)
     return found
 
 
@@ -194,8 +199,8 @@ class Statistics:
         asked = [hour for hour in hours if hour not in known]
         stored = await self._stored(asked) if asked else []
         for hour in asked:
-            parts = [part for at, part in stored if at == hour]
-            known[hour] = _joined([*parts, self._ours.get(hour, {})])
+            others = [part for at, part in stored if at == hour]
+            known[hour] = _joined(self._ours.get(hour, {}), others)
             if (hour + 1) * HOUR_S + 2 * SETTLED_S < now:
                 self._held.put(hour, (now + HELD_S, known[hour]), PAIR_BYTES * (len(known[hour]) + 1))
         return known

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import pytest
@@ -20,12 +20,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLL_S", 0.005)
 
 
-async def taken(items: AsyncIterator[Item], count: int) -> list[Item]:
+async def taken(items: AsyncGenerator[Item, None], count: int) -> list[Item]:
     async with asyncio.timeout(5):
         return [await anext(items) for _ in range(count)]
 
 
-async def started(process: Process, after: str | None = None) -> tuple[AsyncIterator[Item], list[Item]]:
+async def started(
+    process: Process, after: str | None = None
+) -> tuple[AsyncGenerator[Item, None], list[Item]]:
     """A follower that is at work, and where it began: what it heard first."""
     items = process.feed.follow(after)
     first = asyncio.create_task(taken(items, 1))
@@ -133,7 +135,7 @@ async def test_exchanges_are_told_while_somebody_listens_anywhere(monkeypatch: p
 async def test_nobody_polls_for_those_who_have_left() -> None:
     process = Process(MemoryStore())
     async with aclosing(process.feed.follow()) as items:
-        waiting = asyncio.create_task(anext(items))  # type: ignore[arg-type]
+        waiting = asyncio.create_task(taken(items, 1))
         await asyncio.sleep(0.01)
         assert process.feed.listened
         waiting.cancel()

@@ -17,7 +17,7 @@ from proxy.adapters.redis_url import parse
 from proxy.adapters.sqlite_store import SqliteStore
 from proxy.core.economics import Saving
 from proxy.core.event import COMPACTED, FAILED, MEASURED, Event
-from proxy.core.keys import conversation_key, scope_prefix
+from proxy.core.keys import conversation_key, exchanges_key, scope_prefix
 from proxy.core.totals import Totals
 from proxy.journal import Entry
 from proxy.ports import Store
@@ -64,11 +64,11 @@ async def test_an_exchange_is_in_its_account_with_its_price() -> None:
     assert found == Totals(
         model="m", status="none", requests=2, request_bytes=1_000,
         prompt_tokens=100, completion_tokens=10, cached_tokens=60,
-        priced=1, cost_usd=pytest.approx(COST), tokens_before=90, tokens_after=90,
+        priced=1, cost_usd=COST, tokens_before=90, tokens_after=90,
         trigger=700, window=1_000, last_at=2.0,
     )  # fmt: skip
     kept = await process.journal.exchanges(TENANT, "c_1")
-    assert kept == [Kept(first, Saving(pytest.approx(COST))), Kept(second, None)]
+    assert kept == [Kept(first, Saving(COST)), Kept(second, None)]
 
 
 async def test_rounds_and_what_summaries_cost_are_in_the_account() -> None:
@@ -92,7 +92,7 @@ async def test_a_record_of_an_earlier_version_is_added_to() -> None:
     await process.journal.flush()
     assert await totals(store) == Totals(
         model="old", status="none", requests=4, prompt_tokens=105, completion_tokens=10, cached_tokens=60,
-        priced=1, cost_usd=pytest.approx(COST), last_at=9.0,
+        priced=1, cost_usd=COST, last_at=9.0,
     )  # fmt: skip
 
 
@@ -111,8 +111,7 @@ async def test_what_has_no_conversation_or_no_price_counts_all_the_same() -> Non
     for each in some:
         process.journal.note(each)
     await process.journal.flush()
-    cost = pytest.approx(COST)
-    savings = [Saving(cost), Saving(0.0), None, None, heard[4].saving, Saving(cost)]
+    savings = [Saving(COST), Saving(0.0), None, None, heard[4].saving, Saving(COST)]
     assert heard == [Entry(*pair) for pair in zip(some, savings, strict=True)]
     assert heard[4].saving is not None
     assert heard[4].saving.net > 0
@@ -123,7 +122,7 @@ async def test_a_listener_that_fails_keeps_nobody_from_hearing(monkeypatch: pyte
     monkeypatch.setattr(module, "_not_written", reported.append)
     process = Process(MemoryStore())
     heard: list[Entry] = []
-    process.journal.listeners += [lambda _: 1 // 0, heard.extend]  # type: ignore[list-item,return-value]
+    process.journal.listeners += [lambda _: 1 // 0, heard.extend]  # type: ignore[list-item]
     process.journal.note(noted(1.0))
     await process.journal.flush()
     assert (len(heard), [type(each) for each in reported]) == (1, [ZeroDivisionError])
@@ -137,7 +136,7 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(STEPS)
 async def test_totals_add_up_across_flushes_restarts_and_replicas(steps: list[tuple[str, int, str]]) -> None:
     store = MemoryStore()
@@ -180,7 +179,8 @@ async def figures_of_four(stores: Sequence[Store]) -> None:
         [row] = await process.statistics.rows(at, at + 1, "total")
         counters = row.counters
         assert (counters.requests, counters.prompt_tokens, counters.rounds) == (120, 12_000, 40)
-        assert (counters.cost_usd, counters.summary_usd) == (pytest.approx(120 * COST), 10.0)
+        assert counters.cost_usd == pytest.approx(120 * COST)
+        assert counters.summary_usd == 10.0
         one, two = await process.accounts.totals([(TENANT, "c_1"), (TENANT, "c_2")])
         assert [(each.requests, each.priced, each.rounds) for each in (one, two)] == [
             (40, 40, 40),
@@ -304,7 +304,7 @@ async def test_what_another_process_is_writing_waits() -> None:
 
 async def test_a_line_that_says_nothing_is_passed_over() -> None:
     process = Process(MemoryStore())
-    key = accounts_module.exchanges_key(TENANT, "c_1")
+    key = exchanges_key(TENANT, "c_1")
     for line in ({"model": "m"}, {"at": 1.0, "saving": {"cost": "much"}}, {"at": 2.0, "saving": [1]}):
         await process.records.append(key, line, ttl_s=DAY_S, keep=9)
     kept = await process.journal.exchanges(TENANT, "c_1", 2)

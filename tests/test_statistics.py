@@ -43,7 +43,7 @@ EXCHANGES = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(EXCHANGES)
 async def test_every_way_to_split_them_adds_up_to_the_same(exchanges: list[Any]) -> None:
     store, now = MemoryStore(), [NOON]
@@ -180,6 +180,7 @@ COUNTERS = st.builds(
 )
 
 
+@settings(deadline=None, max_examples=25)
 @given(COUNTERS)
 def test_counters_survive_being_written(counters: Counters) -> None:
     assert from_fields(to_fields(counters)) == counters

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from operator import add
 from typing import Any
 
 from proxy.core.event import COMPACTED, FAILURES, MEASURED, Event, number, whole
@@ -20,6 +21,7 @@ COUNTS = (
     "summary_completion_tokens", "unpriced",
 )  # fmt: skip
 DOLLARS = ("cost_usd", "gross_usd", "cache_loss_usd", "summary_usd")
+_COUNTS, _DOLLARS = frozenset(COUNTS), frozenset(DOLLARS)
 
 
 @dataclass(slots=True)
@@ -111,7 +113,7 @@ class Counters:
                 setattr(self, name, getattr(self, name) + more)
         for status, count in other.statuses.items():
             self.statuses[status] = self.statuses.get(status, 0) + count
-        self.overhead = [ours + theirs for ours, theirs in zip(self.overhead, other.overhead, strict=True)]
+        self.overhead = list(map(add, self.overhead, other.overhead))
 
     def overhead_quantile_s(self, share: float) -> float | None:
         """Seconds that this share of exchanges, 0..1, took at most, even within a bucket; None without any.
@@ -137,11 +139,11 @@ def to_fields(counters: Counters) -> dict[str, Any]:
 
 def from_fields(told: Mapping[str, Any]) -> Counters:
     """The counters that these fields tell of; what is no number counts as nothing."""
-    read: dict[str, Any] = {name: whole(told[name]) or 0 for name in COUNTS if name in told}
-    read |= {name: number(told[name]) or 0.0 for name in DOLLARS if name in told}
+    read: dict[str, Any] = {name: whole(told[name]) or 0 for name in told.keys() & _COUNTS}
+    read |= {name: number(told[name]) or 0.0 for name in told.keys() & _DOLLARS}
     statuses, overhead = told.get("statuses"), told.get("overhead")
     if isinstance(statuses, Mapping):
         read["statuses"] = {str(status): whole(count) or 0 for status, count in statuses.items()}
-    if isinstance(overhead, list) and len(overhead) == _BUCKETS:
-        read["overhead"] = [whole(count) or 0 for count in overhead]
+    if isinstance(overhead, list) and len(overhead) == _BUCKETS and set(map(type, overhead)) == {int}:
+        read["overhead"] = overhead
     return Counters(**read)
