@@ -130,7 +130,7 @@ async def test_a_window_that_the_requests_outgrow_is_kept() -> None:
 
 async def test_every_strategy_can_be_played_with_its_own_trigger() -> None:
     async with staged(Config.model_validate({"models": {"*": {"window": WINDOW_TOKENS}}})) as stage:
-        results = [await play(stage, recording(), name, Wanted(every=12)) for name in STRATEGIES]
+        results = [await play(stage, recording(), name, Wanted(every=20)) for name in STRATEGIES]
     assert {each.strategy: each.failed for each in results} == dict.fromkeys(STRATEGIES, 0)
 
 

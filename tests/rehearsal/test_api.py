@@ -1,0 +1,62 @@
+"""`POST /admin/v1/replay` over real sockets."""
+
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from proxy.adapters.tiktoken_counter import TiktokenCounter
+from proxy.admin.replay import MAX_BYTES
+from proxy.app import create_app
+from proxy.config.model import Config
+from proxy.demo.provider import Settings, create_provider
+from proxy.serving import served
+
+TALK = [
+    {"role": role, "content": f"{role} {number}: " + "some words " * 120}
+    for number in range(12)
+    for role in ("user", "assistant")
+]
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    provider = create_provider(Settings(TiktokenCounter(lambda _: None), window=100_000))
+    async with served(provider) as upstream:
+        config = Config.model_validate(
+            {
+                "upstream": {"base_url": f"{upstream}/v1"},
+                "store": {"url": "memory://"},
+                "summary": {"model": "demo-summary"},
+                "compaction": {"trigger": [{"tokens": 1_500}]},
+            }
+        )
+        async with (
+            served(create_app(config)) as url,
+            httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client,
+        ):
+            yield client
+
+
+async def test_a_pasted_and_a_stored_conversation_are_played(client: httpx.AsyncClient) -> None:
+    body = {"model": "demo-agent", "messages": TALK[:-1]}
+    chat = await client.post("/v1/chat/completions", json=body, headers={"x-session-id": "talk"})
+    conversation = chat.headers["x-compaction-session"]
+    pasted = await client.post("/admin/v1/replay", json={**body, "strategies": ["prune", "full"]})
+    stored = await client.post("/admin/v1/replay", json={"conversation": conversation, "window": 50_000})
+    assert [chat.status_code, pasted.status_code, stored.status_code] == [200, 200, 200]
+    told = [(each["strategy"], each["requests"], each["failed"]) for each in pasted.json()["results"]]
+    assert told == [("prune", 12, 0), ("full", 12, 0)]
+    [result] = stored.json()["results"]
+    assert (result["model"], result["window"], result["requests"]) == ("demo-agent", 50_000, 12)
+    assert result["sent_tokens"] == pasted.json()["results"][0]["sent_tokens"]
+
+
+async def test_what_cannot_be_played_is_refused(client: httpx.AsyncClient) -> None:
+    answers = [
+        await client.post("/admin/v1/replay", content=content)
+        for content in (b"no", b'{"conversation": "c_unknown"}', b" " * (MAX_BYTES + 1), b'{"messages": []}')
+    ]
+    assert [each.status_code for each in answers] == [400, 404, 413, 400]
+    assert {tuple(json.loads(each.content)) for each in answers} == {("error",)}
