@@ -10,6 +10,7 @@ from proxy.adapters.discovery import HttpDiscovery
 from proxy.admin.access import Access
 from proxy.admin.api import Api, Settings
 from proxy.admin.app import create_admin
+from proxy.admin.replay import replay_routes
 from proxy.config.checks import is_loopback
 from proxy.config.model import Config
 from proxy.config.sources import Loaded
@@ -17,6 +18,8 @@ from proxy.detail import Details
 from proxy.parts import Parts
 from proxy.ports import Store
 from proxy.recall import Recall
+from proxy.rehearsal.rebuilding import stored
+from proxy.rehearsal.rehearsing import Rehearsing
 from proxy.relay.admission import Admission
 from proxy.relay.aftermath import Aftermath
 from proxy.relay.asgi import Dispatcher
@@ -94,7 +97,9 @@ def _admin(config: Config, parts: Parts, loaded: Loaded | None, stopping: Callab
     settings = Settings(config)
     if loaded is not None:
         settings = Settings(config, loaded.origins, str(loaded.path or ""), loaded.warnings)
-    api = Api(steering, _watching(config, parts), access, settings, stopping)
+    watching = _watching(config, parts)
+    rehearsing = Rehearsing(config, stored(steering, watching))
+    api = Api(steering, watching, access, settings, stopping, (replay_routes(rehearsing),))
     app = create_admin(parts.readiness, config.server.base_path, api, parts.measured)
     return _beginning(app, parts.records)
 
