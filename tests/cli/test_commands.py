@@ -30,7 +30,10 @@ def test_help_names_the_commands(tmp_path: Path) -> None:
     shown = run(["--help"], tmp_path)
     assert (shown.returncode, shown.stderr) == (0, "")
     commands = [line.split()[0] for line in shown.stdout.partition("Commands:")[2].strip().splitlines()]
-    assert commands == ["serve", "check", "health", "forget", "demo", "version", "config"]
+    assert commands == [
+        "serve", "check", "health", "forget", "demo", "version", "run", "connect", "replay", "doctor",
+        "models", "savings", "search", "watch", "sessions", "config",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["health", "--url", "http://127.0.0.1:1"]])
