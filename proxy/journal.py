@@ -130,6 +130,7 @@ class Journal:
                 self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self.flush()
+        await self._statistics.flush(at_last=True)
         await self._accounts.close()
 
     async def flush(self) -> None:

@@ -29,6 +29,9 @@ DAY_S = 86_400
 # Pairs of a model and a key that one process counts apart in an hour; more than that are counted together.
 MAX_PAIRS = 500
 OTHERS = ("other", "other")
+# An hour of more pairs than this is written again only after so many seconds for each of them.
+SMALL_PAIRS = 50
+PAUSE_S = 0.02
 # Hours that may wait for a store that is away.
 MAX_WAITING_HOURS = 48
 # Processes of one day that are read.
@@ -110,6 +113,7 @@ class Statistics:
         self._writer = token_hex(_WRITER_BYTES)
         self._ours: dict[int, Hour] = {}  # the hours that this process may still add to, or has to write
         self._unwritten: set[int] = set()
+        self._due: dict[int, float] = {}  # when an hour may be written again
         self._listed: set[str] = set()  # days among whose writers this process is
         self._held: Lru[int, tuple[float, Hour]] = Lru(HELD_BYTES)
         self._flushing = asyncio.Lock()
@@ -127,12 +131,14 @@ class Statistics:
         """Count one event, under the model that the conversation asks (an `announcing.Listener`)."""
         self._counters(event.at, event.asked, tenant).hear(event)
 
-    async def flush(self) -> None:
-        """Write the hours that have changed."""
+    async def flush(self, *, at_last: bool = False) -> None:
+        """Write the hours that have changed; large ones less often, but `at_last`."""
         async with self._flushing:
             for hour in sorted(self._unwritten):
                 if not self._records.in_use:
                     return  # the rest waits until the store is back
+                if not at_last and self._due.get(hour, 0.0) > self._now():
+                    continue
                 self._unwritten.discard(hour)
                 if not await self._write(hour):
                     self._unwritten.add(hour)
@@ -180,6 +186,7 @@ class Statistics:
         written = await self._records.write(items)
         if written:
             self._listed.add(day)
+            self._due[number] = self._now() + PAUSE_S * max(0, len(self._ours[number]) - SMALL_PAIRS)
         return written
 
     async def _hours(self, since: float, until: float) -> AsyncIterator[tuple[int, Hour]]:
@@ -229,4 +236,5 @@ class Statistics:
         for number in sorted(self._ours)[:-MAX_WAITING_HOURS]:
             del self._ours[number]
             self._unwritten.discard(number)
+        self._due = {number: due for number, due in self._due.items() if number in self._ours}
         self._listed &= {_day(number) for number in self._ours}

@@ -130,6 +130,25 @@ async def test_hours_wait_for_a_store_that_is_away() -> None:
     assert [row.counters.requests for row in rows] == [1, 1, 1]
 
 
+async def test_a_large_hour_is_written_less_often_but_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SMALL_PAIRS", 1)
+    monkeypatch.setattr(module, "PAUSE_S", 5.0)
+    store, now = MemoryStore(), [NOON]
+    process = Process(store, lambda: now[0])
+
+    async def written(*, at_last: bool = False) -> int:
+        for model in "ab":
+            process.statistics.add("t", exchange(NOON, model=model), None)
+        await process.statistics.flush(at_last=at_last)
+        [row] = await Process(store, lambda: now[0]).statistics.rows(NOON, NOON + 1, "total")
+        return row.counters.requests
+
+    counts = [await written()]
+    for now[0] in (NOON + 4.0, NOON + 5.0):
+        counts.append(await written())
+    assert [*counts, await written(at_last=True)] == [2, 2, 6, 8]
+
+
 async def test_models_and_keys_beyond_a_bound_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_PAIRS", 2)
     process = Process(MemoryStore(), lambda: NOON)
