@@ -80,7 +80,7 @@
       { label: "forwarded", paths: bars(0.6), fill: colour("--accent"), width: 0, points: { show: false }, value: (_, at) => short(at) },
       { label: "cached", paths: bars(0.6), fill: hatched(), stroke: colour("--accent"), width: 1, points: { show: false }, value: (_, at) => short(at) },
     ];
-    const data = [x, told.sent, told.forwarded, told.cached];
+    const data = [x, told.sent, told.forwarded, told.cached.map((each) => each || null)];
     if (told.trigger && told.trigger.some((each) => each)) {
       const top = Math.max(0, ...told.sent, ...told.forwarded);
       // A trigger far above everything would leave the columns no height.

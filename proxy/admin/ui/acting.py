@@ -1,5 +1,6 @@
 """What the buttons of a conversation do: each asks the admin API, and leads back to a page."""
 
+import json
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -39,7 +40,7 @@ class Acting:
         """Pin a text."""
         name = request.path_params["name"]
         text = one(await form(request), "text")
-        await self.api.post(request, "conversations", name, "pins", told={"text": text})
+        await self.api.post(request, "conversations", name, "pins", body=json.dumps({"text": text}).encode())
         return self._back(name, "pin")
 
     async def unpin(self, request: Request) -> Response:

@@ -58,11 +58,8 @@ class Api:
         asked = urlencode({name: value for name, value in query.items() if value not in (None, "")})
         return _read(await self._asked(page, "GET", path, asked, b""))
 
-    async def post(
-        self, page: Request, *path: str, told: Mapping[str, Any] | None = None
-    ) -> Mapping[str, Any]:
-        """What a POST answers, likewise."""
-        body = b"" if told is None else json.dumps(told).encode()
+    async def post(self, page: Request, *path: str, body: bytes = b"") -> Mapping[str, Any]:
+        """What a POST of JSON answers, likewise."""
         return _read(await self._asked(page, "POST", path, "", body))
 
     async def delete(self, page: Request, *path: str) -> Mapping[str, Any]:

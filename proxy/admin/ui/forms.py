@@ -1,5 +1,6 @@
 """Forms that pages send: read within bounds, as browsers without scripts send them."""
 
+import asyncio
 from urllib.parse import parse_qs
 
 from starlette.requests import Request
@@ -25,9 +26,13 @@ async def form(request: Request, limit_bytes: int = MAX_FORM_BYTES) -> dict[str,
         if len(body) > limit_bytes:
             raise Refused(413, f"That is more than {limit_bytes:,} bytes.")
     try:
-        return parse_qs(body.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
+        return await asyncio.to_thread(_fields, bytes(body))
     except ValueError as error:
         raise Refused(400, "The form cannot be read.") from error
+
+
+def _fields(body: bytes) -> dict[str, list[str]]:
+    return parse_qs(body.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
 
 
 def one(fields: dict[str, list[str]], name: str) -> str:

@@ -1,9 +1,9 @@
 """The playground: what each strategy would send and cost for a conversation, tried without a provider."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,11 +14,14 @@ from proxy.admin.ui.forms import form, one
 from proxy.admin.ui.rendering import Pages
 from proxy.admin.ui.shown import Outcome, Row
 from proxy.core.policy import STRATEGIES
+from proxy.dialects.json_slices import members
+from proxy.errors import Unreadable
 
 # What is pasted arrives with each sign of JSON as three bytes.
 MAX_PASTED_BYTES = 8 * 1024 * 1024
 _MAX_FORM_BYTES = 3 * MAX_PASTED_BYTES
 _OFFERED_CONVERSATIONS = 50
+_TAKEN = ("messages", "tools", "model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class Playground:
         """The form as it was sent, and what came of it."""
         wanted = _wanted(await form(request, _MAX_FORM_BYTES))
         try:
-            told = await self.api.post(request, "replay", told=_question(wanted))
+            told = await self.api.post(request, "replay", body=await asyncio.to_thread(_question, wanted))
         except Refused as error:
             return await self._page(request, wanted, Tried(), error)
         outcomes = readings.outcomes(told.get("results"))
@@ -114,33 +117,37 @@ def _whole(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else 0
 
 
-def _question(wanted: Wanted) -> dict[str, Any]:
-    """What the API is asked.
+def _question(wanted: Wanted) -> bytes:
+    """What the API is asked. A transcript is not decoded for it: it may have megabytes.
 
     Raises:
         Refused: 422, there is neither a transcript that can be read nor a conversation.
     """
-    asked: dict[str, Any] = {
+    small: dict[str, object] = {
         "strategies": list(wanted.strategies),
         "trigger_tokens": wanted.trigger or None,
         "window": wanted.window or None,
     }
     if wanted.transcript:
-        asked |= _transcript(wanted.transcript)
+        parts = _transcript(wanted.transcript.encode("utf-8", "replace"))
     elif wanted.conversation:
-        asked["conversation"] = wanted.conversation
+        parts = {"conversation": json.dumps(wanted.conversation).encode()}
     else:
         raise Refused(422, "Paste a transcript, or choose a conversation.")
-    return asked | ({"model": wanted.model} if wanted.model else {})
+    if wanted.model:
+        small["model"] = wanted.model
+    parts |= {name: json.dumps(value).encode() for name, value in small.items()}
+    return b"{" + b",".join(json.dumps(name).encode() + b":" + value for name, value in parts.items()) + b"}"
 
 
-def _transcript(text: str) -> dict[str, Any]:
-    """Messages, and the model where a whole request was pasted."""
+def _transcript(text: bytes) -> dict[str, bytes]:
+    """The messages, and what else matters where a whole request was pasted; each as it stands there."""
+    if text.startswith(b"["):
+        return {"messages": text}
     try:
-        told = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = members(text)
+    except (Unreadable, RecursionError) as error:
         raise Refused(422, "The transcript is no JSON.") from error
-    request = {"messages": told} if isinstance(told, list) else told
-    if not isinstance(request, dict) or not isinstance(request.get("messages"), list):
-        raise Refused(422, "The transcript is neither a list of messages nor a request with `messages`.")
-    return {name: request[name] for name in ("messages", "model", "tools") if name in request}
+    if "messages" not in found:
+        raise Refused(422, "The transcript is neither a list of messages nor a request with messages.")
+    return {name: text[found[name].start : found[name].stop] for name in _TAKEN if name in found}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from proxy.admin.ui.shown import Bill, Conversation, Counters, Money, Outcome, Pin, Round, Setting
+from proxy.admin.ui.shown import Bill, Conversation, Money, Outcome, Pin, Round, Setting
 from proxy.core import event as events
 from proxy.core import exchange as exchanges
 from proxy.core.event import Event, number, whole

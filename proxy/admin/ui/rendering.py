@@ -4,6 +4,9 @@ Everything is escaped; a name that is not there is an error; each answer says wh
 """
 
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -35,7 +38,9 @@ _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=ut
 _FILTERS = ("segment", "usd", "count", "short", "milliseconds", "duration", "stamp", "when", "reason", "kind")
 
 
+@cache
 def _environment() -> Environment:
+    """The templates, compiled once in the life of the process."""
     environment = Environment(
         loader=FileSystemLoader(FOLDER / "templates"),
         autoescape=True,
@@ -50,33 +55,37 @@ def _environment() -> Environment:
     return environment
 
 
+@cache
+def _files() -> Mapping[str, tuple[bytes, str]]:
+    """What pages load, by name: content, and digits of its hash."""
+    found = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in _TYPES}
+    return {name: (data, sha256(data).hexdigest()[:_HASH_DIGITS]) for name, data in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
 class Pages:
     """Renders pages, and serves what they load.
 
-    Args:
+    Attributes:
         root: The path that all of them stand under.
     """
 
-    def __init__(self, root: str) -> None:
-        self.root = root
-        self._environment = _environment()
-        self._files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in _TYPES}
-        hashes = {name: sha256(data).hexdigest()[:_HASH_DIGITS] for name, data in self._files.items()}
-        self._environment.globals |= {
-            "root": root,
-            "asset": lambda name: f"{root}/static/{name}?v={hashes[name]}",
-        }
+    root: str
 
     def page(self, template: str, status: int = 200, **shown: Any) -> Response:  # noqa: ANN401 - what templates take
-        """A page, or a part of one."""
-        text = self._environment.get_template(template).render(now=time.time(), **shown)
+        """A page."""
+        made = _environment().get_template(template)
+        text = made.render(now=time.time(), root=self.root, asset=self._asset, **shown)
         return HTMLResponse(text, status, {**HEADERS, "cache-control": "no-store"})
+
+    def _asset(self, name: str) -> str:
+        return f"{self.root}/static/{name}?v={_files()[name][1]}"
 
     async def static(self, request: Request) -> Response:
         """A file that pages load. Its content is in its URL, so that it may be kept forever."""
         name = request.path_params["name"]
-        if name not in self._files:
+        if name not in _files():
             return self.page("trouble.html", 404, at="", title="Not found", message="There is no such file.")
         kept = "public, max-age=31536000, immutable" if "v" in request.query_params else "no-cache"
         headers = {**HEADERS, "cache-control": kept}
-        return Response(self._files[name], 200, headers, _TYPES[Path(name).suffix])
+        return Response(_files()[name][0], 200, headers, _TYPES[Path(name).suffix])

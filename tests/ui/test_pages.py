@@ -1,0 +1,231 @@
+"""The pages over a socket: what they show, what the buttons do, what is said where there is nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from proxy.admin.ui.rendering import STATIC
+from proxy.admin.ui.words import MINUS
+from tests.dashboard import NAME, PLACE, FakeApi, Read, pages, sample
+
+ONE = f"/ui/conversations/{NAME}"
+EVERY = (
+    "/ui", "/ui/", "/ui?since=30d", "/ui/conversations", "/ui/conversations?sort=net&q=gpt", ONE,
+    f"{ONE}/compactions/{PLACE}", f"{ONE}/compactions/{PLACE}/prompts", f"{ONE}/messages/m_2",
+    f"{ONE}/search?q=502", f"{ONE}/search", "/ui/failures", "/ui/settings", "/ui/playground",
+)  # fmt: skip
+NOTHING: dict[str, Any] = {
+    "stats": {"rows": [], "total": {"requests": 0}},
+    "events": {"events": []},
+    "conversations": {"conversations": []},
+    f"conversations/{NAME}": {"id": NAME, "money": None},
+    f"conversations/{NAME}/exchanges": {"exchanges": []},
+    f"conversations/{NAME}/compactions": {"compactions": []},
+    f"conversations/{NAME}/compactions/{PLACE}": {"kind": "compacted", "at": 1.0, "place": PLACE},
+    f"conversations/{NAME}/messages/m_2": {"id": "m_2"},
+    f"conversations/{NAME}/search": {"hits": []},
+    "config": {"path": None, "values": []},
+    "models": {"models": []},
+    "replay": {"results": []},
+}
+
+
+def links(page: Read) -> set[str]:
+    """Everything that a page loads, leads to or sends to."""
+    names = ("href", "src", "action", "hx-get", "hx-post")
+    return {str(each[name]) for _, each in page.elements for name in names if name in each}
+
+
+@pytest.mark.parametrize("answers", [sample(), NOTHING], ids=["something", "nothing"])
+async def test_every_page_is_whole_loads_nothing_from_elsewhere_and_stays_in_its_frame(
+    answers: dict[str, Any],
+) -> None:
+    async with pages(FakeApi(answers)) as client:
+        for path in EVERY:
+            answer = await client.get(path)
+            assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store"), path
+            assert answer.headers["content-security-policy"] == (
+                "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+                "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+            )
+            assert answer.headers["x-frame-options"] == "DENY"
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["referrer-policy"] == "same-origin"
+            page = Read(answer.text)
+            assert all(
+                not urlsplit(link).netloc and link.startswith(("/ui", "#main")) for link in links(page)
+            )
+            assert not [each for _, each in page.elements if "style" in each]
+            assert not page.all("style")
+            assert all(each.get("src") for each in page.all("script"))
+            assert [each.get("aria-current") for each in page.all("a")].count("page") == 1
+            assert len(page.all("h1")) == 1
+            assert "None" not in page.text
+
+
+async def test_the_pages_stand_below_the_base_path_and_leave_everything_else_to_the_api() -> None:
+    async with pages(FakeApi(sample(), "/own"), base_path="/own") as client:
+        page = Read((await client.get("/own/ui/conversations")).text)
+        assert all(link.startswith(("/own/ui", "#main")) for link in links(page))
+        assert (await client.get("/own/admin/v1/models")).json() == sample()["models"]
+        assert (await client.get("/uix")).json()["error"]["code"] == "conversation_not_found"
+
+
+async def test_assets_are_small_kept_for_ever_by_their_content_and_brought_with_their_licences() -> None:
+    files = [path for path in STATIC.iterdir() if path.name != "NOTICE"]
+    assert sum(path.stat().st_size for path in files) <= 150 * 1024
+    assert all(name in (STATIC / "NOTICE").read_text() for name in ("htmx.org 4.0.1", "uplot 1.6.32", "MIT"))
+    async with pages(FakeApi(sample())) as client:
+        loaded = {link for link in links(Read((await client.get("/ui")).text)) if "/static/" in link}
+        assert {urlsplit(link).path.rpartition("/")[2] for link in loaded} == {path.name for path in files}
+        for link in loaded:
+            answer = await client.get(link)
+            assert answer.content == (STATIC / Path(urlsplit(link).path).name).read_bytes()
+            assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
+        for missing in ("/ui/static/NOTICE", "/ui/static/../ui/site.py", "/ui/static/%2e%2e%2fapp.py"):
+            assert (await client.get(missing)).status_code == 404
+
+
+async def test_the_overview_shows_what_is_left_of_the_saving_and_its_parts() -> None:
+    async with pages(FakeApi(sample())) as client:
+        text = Read((await client.get("/ui")).text).text
+        for told in (
+            f"Net saved $12.41 gross saving $15.02 {MINUS} summaries $1.10 {MINUS} cache loss $1.51",
+            "12 of 9,311 requests have no known price",
+            "4.1M → 1.6M 61 % fewer forwarded than clients sent, in 4 rounds. 75 % of the input was cached.",
+            "Overhead 1.8 ms", "95 of 100 take at most 6.0 ms",
+            "Failed open 2 of 9,311 requests went through unchanged",
+            "local 9,311 4.1M 1.6M n/a n/a",
+            "2026-11-22T13 9,311 4,100,000 1,600,000 1,200,000 4",
+        ):  # fmt: skip
+            assert told in text, told
+
+
+async def test_where_no_price_is_known_no_dollar_is_shown() -> None:
+    unpriced = dict.fromkeys(("cost_usd", "gross_usd", "cache_loss_usd", "summary_usd", "net_usd"))
+    answers = sample()
+    total = answers["stats"]["total"] | unpriced | {"unpriced": 9_311}
+    answers |= {"stats": {"rows": [], "total": total}, "stats by model": {"rows": [{**total, "of": "local"}]}}
+    answers[f"conversations/{NAME}"]["money"] = None
+    async with pages(FakeApi(answers)) as client:
+        overview = Read((await client.get("/ui")).text).text
+        assert "$" not in overview
+        assert "Net saved n/a No price is known for the models in use." in overview
+        assert "Net saved n/a No price is known for this model." in Read((await client.get(ONE)).text).text
+
+
+async def test_an_empty_proxy_says_what_to_do_next() -> None:
+    async with pages(FakeApi(NOTHING)) as client:
+        for path in ("/ui", "/ui/conversations"):
+            text = Read((await client.get(path)).text).text
+            assert f"export OPENAI_BASE_URL={client.base_url}/v1" in text.replace("/ /v1", "/v1")
+        assert "Nothing has failed" in (await client.get("/ui/failures")).text
+        assert "Nothing found for “zzz”" in (await client.get("/ui/conversations?q=zzz")).text
+
+
+async def test_the_list_is_searched_and_sorted_by_the_api() -> None:
+    api = FakeApi(sample())
+    async with pages(api) as client:
+        page = Read((await client.get("/ui/conversations?q=a b&sort=net")).text)
+        await client.get("/ui/conversations?sort=nonsense")
+    assert [query for _, _, query, _ in api.asked] == [
+        {"limit": "200", "q": "a b", "sort": "net"}, {"limit": "200", "sort": "last"},
+    ]  # fmt: skip
+    assert [each["aria-sort"] for each in page.all("th") if "aria-sort" in each] == ["descending"]
+    assert "/ui/conversations?q=a%20b&sort=net" in links(page)
+
+
+async def test_a_conversation_is_drawn_with_its_marks_and_told_as_a_table() -> None:
+    async with pages(FakeApi(sample())) as client:
+        page = Read((await client.get(ONE)).text)
+    [chart] = [json.loads(each["data-chart"] or "") for each in page.all("div") if "data-chart" in each]
+    assert chart == {
+        "kind": "requests", "x": [1, 2], "sent": [103_000, 103_000], "forwarded": [33_100, 33_100],
+        "cached": [30_000, 30_000], "trigger": [102_000, 102_000], "rounds": [1, None],
+    }  # fmt: skip
+    assert (
+        "18 Nov 11:06:40 reused above-trigger 103,000 33,000 33,100 30,000 300 2.1 ms 200 req-7" in page.text
+    )
+    assert "33.0k of 128k Compacts at 102,000 tokens. The client sent 103,000." in page.text
+    assert f"{ONE}/compactions/{PLACE}" in links(page)
+
+
+@pytest.mark.parametrize(
+    ("path", "form", "asked", "leads_to"),
+    [
+        ("compact", {}, ("POST", "compact", None), f"{ONE}?done=compact"),
+        ("undo", {}, ("POST", "undo", None), f"{ONE}?done=undo"),
+        ("bypass", {}, ("POST", "bypass", None), f"{ONE}?done=bypass"),
+        ("resume", {}, ("POST", "resume", None), f"{ONE}?done=resume"),
+        ("pin", {"text": "a & b\u202e"}, ("POST", "pins", {"text": "a & b\u202e"}), f"{ONE}?done=pin"),
+        ("unpin", {"pin": "p_1"}, ("DELETE", "pins/p_1", None), f"{ONE}?done=unpin"),
+        ("delete", {}, ("DELETE", "", None), "/ui/conversations?done=deleted"),
+    ],
+)
+async def test_a_button_asks_the_api_and_leads_back(
+    path: str, form: dict[str, str], asked: tuple[str, str, Any], leads_to: str
+) -> None:
+    method, below, body = asked
+    target = f"conversations/{NAME}/{below}".rstrip("/")
+    api = FakeApi({target: {}})
+    async with pages(api) as client:
+        answer = await client.post(f"{ONE}/{path}", data=form)
+    assert (answer.status_code, answer.headers["location"]) == (303, leads_to)
+    assert api.asked == [(method, target, {}, body)]
+
+
+async def test_what_does_not_work_is_said_in_words_with_the_api_s_status() -> None:
+    async with pages(FakeApi({})) as client:
+        for answer in (
+            await client.get("/ui/conversations/c_x"),
+            await client.post("/ui/conversations/c_x/undo"),
+        ):
+            assert answer.status_code == 404
+            assert "There is no such conversation." in Read(answer.text).text
+        assert (await client.get("/ui/nothing")).status_code == 404
+        assert (await client.get(f"{ONE}/undo")).status_code in (404, 405)
+        assert (await client.post(f"{ONE}/explode")).status_code == 404
+        assert (await client.post(f"{ONE}/pin", content=b"x" * 70_000)).status_code == 413
+        assert (await client.post(f"{ONE}/pin", json={"text": "x"})).status_code == 415
+
+
+async def test_a_round_is_shown_in_three_panes_that_mark_what_was_kept() -> None:
+    async with pages(FakeApi(sample())) as client:
+        page = (await client.get(f"{ONE}/compactions/{PLACE}")).text
+    assert "Please deploy <mark>deploy/prod.yaml</mark> at <mark>14:03</mark>" in page
+    assert "<mark>deploy/prod.yaml</mark> failed with 502; retry after <mark>14:03.</mark>" in page
+    text = Read(page).text
+    for told in (
+        "102k → 31.9k 88 of 190 messages replaced. The upstream counted 32,010.",
+        "paths 41 3 44", "written by this proxy", "the client's own",
+        "2 requests until it has paid for itself.", "1,026 more characters",
+    ):  # fmt: skip
+        assert told in text, told
+
+
+async def test_the_playground_hands_on_what_was_pasted_and_shows_what_came_of_it() -> None:
+    api = FakeApi(sample())
+    pasted = '{"model": "m", "messages": [{"role": "user", "content": "a&b=c"}], "stream": true}'
+    form = {
+        "transcript": pasted,
+        "strategy": ["anchored", "prune", "none-such"],
+        "trigger": "5000",
+        "window": "0",
+    }
+    async with pages(api) as client:
+        answer = await client.post("/ui/playground", data=form)
+        for wrong in ({}, {"transcript": "{"}, {"transcript": "{}"}, {"transcript": "5"}):
+            assert (await client.post("/ui/playground", data=wrong)).status_code == 422
+        assert (await client.post("/ui/playground", data={"conversation": NAME})).status_code == 200
+    asked = [told for _, path, _, told in api.asked if path == "replay"]
+    wanted = {"strategies": ["anchored", "prune"], "trigger_tokens": 5000, "window": None}
+    assert asked == [
+        {"messages": [{"role": "user", "content": "a&b=c"}], "model": "m", **wanted},
+        {"conversation": NAME, "strategies": ["anchored"], "trigger_tokens": None, "window": None},
+    ]
+    text = Read(answer.text).text
+    assert "anchored 1 120k of 300k 101,000 80 % 90 % without 1 0 $3.10 $1.60 $0.10 $1.40 after 2" in text
+    assert "prune 1 120k of 300k 101,000 80 % 90 % without 1 0 n/a n/a n/a n/a 1 tokens after 2" in text

@@ -1,0 +1,53 @@
+"""Figures as people read them."""
+
+import pytest
+
+from proxy.admin.ui import words
+from proxy.admin.ui.words import MINUS
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (None, "n/a"),
+        (0.0, "$0.00"),
+        (12.406, "$12.41"),
+        (0.011, "$0.01"),
+        (0.0031, "$0.0031"),
+        (1e-9, "<$0.0001"),
+        (-0.2, f"{MINUS}$0.20"),
+        (1_234.5, "$1,234.50"),
+    ],
+)
+def test_dollars_that_are_not_known_are_never_nothing(value: float | None, told: str) -> None:
+    assert words.usd(value) == told
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (None, "n/a"),
+        (0, "0"),
+        (950, "950"),
+        (4_100, "4.1k"),
+        (312_345, "312k"),
+        (4_100_000, "4.1M"),
+        (-2_500, f"{MINUS}2.5k"),
+    ],
+)
+def test_large_numbers_are_short(value: float | None, told: str) -> None:
+    assert words.short(value) == told
+
+
+def test_shares_times_and_reasons() -> None:
+    assert [words.percent(1, 3), words.percent(1, 0), words.percent(None, 3)] == ["33 %", "n/a", "n/a"]
+    assert [words.ago(at, 100_000.0) for at in (None, 99_998.0, 99_700.0, 90_000.0, 1.0)] == [
+        "n/a",
+        "2 s ago",
+        "5 min ago",
+        "3 h ago",
+        "1 d ago",
+    ]
+    assert [words.stamp(1e300), words.when(None)] == ["9999-12-31T23:59:59Z", "n/a"]
+    assert words.reason("timeout") == "the summary model took too long (timeout)"
+    assert words.reason("of-another-version") == "of another version"
