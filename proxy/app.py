@@ -11,6 +11,7 @@ from proxy.admin.access import Access
 from proxy.admin.api import Api, Settings
 from proxy.admin.app import create_admin
 from proxy.admin.replay import replay_routes
+from proxy.admin.ui.site import with_pages
 from proxy.config.checks import is_loopback
 from proxy.config.model import Config
 from proxy.config.sources import Loaded
@@ -101,7 +102,7 @@ def _admin(config: Config, parts: Parts, loaded: Loaded | None, stopping: Callab
     rehearsing = Rehearsing(config, stored(steering, watching))
     api = Api(steering, watching, access, settings, stopping, (replay_routes(rehearsing),))
     app = create_admin(parts.readiness, config.server.base_path, api, parts.measured)
-    return _beginning(app, parts.records)
+    return _beginning(with_pages(app, access, config.server.base_path), parts.records)
 
 
 def _known_clients(config: Config) -> KnownClients:
