@@ -1,0 +1,110 @@
+"""The stream of what happens: it comes, goes on where it was left, and keeps no server from ending."""
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+
+from proxy.adapters.memory_store import MemoryStore
+from proxy.admin.access import Access
+from proxy.admin.api import Api
+from proxy.admin.app import Readiness, create_admin
+from proxy.admin.events import BEGUN, HEARTBEAT, stream
+from proxy.core.event import COMPACTED, Event
+from proxy.feed import Item
+from proxy.serving import served
+from tests.proxy_processes import proxy_process
+from tests.watched import Watched
+
+STREAM = "/admin/v1/events/stream"
+
+
+@asynccontextmanager
+async def followed() -> AsyncIterator[tuple[Watched, httpx.AsyncClient]]:
+    here = Watched(MemoryStore(), 60.0, time.time)
+    ready = Readiness(ready=True, store="ok", version="1")
+    app = create_admin(lambda: ready, "", Api(here.steering, here.watching, Access("127.0.0.1", "")))
+    async with served(app) as url, httpx.AsyncClient(base_url=url, timeout=10, trust_env=False) as client:
+        yield here, client
+    await here.feed.close()
+    await here.records.close()
+
+
+async def told(lines: AsyncIterator[str]) -> dict[str, str]:
+    """The next event, comments passed over."""
+    found: dict[str, str] = {}
+    async for line in lines:
+        if line.startswith(":"):
+            continue
+        if not line:
+            if found:
+                return found
+            continue
+        name, _, value = line.partition(": ")
+        found[name] = value
+    raise AssertionError("the stream has ended")
+
+
+async def test_what_happens_comes_and_a_reader_goes_on_where_it_was() -> None:
+    async with followed() as (here, client):
+        async with client.stream("GET", STREAM) as answer:
+            lines = answer.aiter_lines()
+            assert await anext(lines) == BEGUN.decode().strip()
+            here.feed.heard("t_1", Event(COMPACTED, 1.0, "c_1", id="e_1", summary="a secret"))
+            await here.feed.flush()
+            first = await told(lines)
+        here.feed.heard("t_1", Event(COMPACTED, 2.0, "c_1", id="e_2"))
+        await here.feed.flush()
+        async with client.stream("GET", STREAM, headers={"last-event-id": first["id"]}) as answer:
+            second = await told(answer.aiter_lines())
+        await asyncio.sleep(0.05)
+        assert not here.feed.listened or not here.feed._followers
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert (first["event"], json.loads(first["data"])["id"]) == ("compaction", "e_1")
+    assert (json.loads(second["data"])["id"], "secret" in first["data"]) == ("e_2", False)
+
+
+async def test_silence_is_broken_by_a_comment_and_ends_with_the_server() -> None:
+    ended = asyncio.Event()
+
+    async def nothing() -> AsyncGenerator[Item]:
+        try:
+            await asyncio.sleep(60)
+            yield Item("1", "never", {})
+        finally:
+            ended.set()
+
+    came: list[bytes] = []
+    async for piece in stream(nothing(), lambda: len(came) == 3, heartbeat_s=0.02, notice_s=0.01):
+        came.append(piece)
+    assert (came, ended.is_set()) == ([BEGUN, HEARTBEAT, HEARTBEAT], True)
+
+
+async def test_a_stream_ends_with_its_items() -> None:
+    async def one() -> AsyncGenerator[Item]:
+        yield Item("7", "exchange", {"model": "\u2028 m"})
+
+    came = [piece async for piece in stream(one(), bool)]
+    assert came == [BEGUN, b'id: 7\nevent: exchange\ndata: {"model": "\\u2028 m"}\n\n']
+
+
+async def test_who_watches_does_not_hold_the_end_up(tmp_path: Path) -> None:
+    async with (
+        proxy_process(tmp_path, 9) as proxy,
+        httpx.AsyncClient(base_url=proxy.url, timeout=30, trust_env=False) as client,
+        client.stream("GET", STREAM) as answer,
+    ):
+        lines = answer.aiter_lines()
+        await anext(lines)
+        asked = time.monotonic()
+        proxy.process.send_signal(signal.SIGTERM)
+        rest = [line async for line in lines]
+        code = await asyncio.wait_for(proxy.process.wait(), 20)
+        seconds = time.monotonic() - asked
+    assert all(not line or line.startswith(":") for line in rest)
+    assert (code, seconds < 12) == (0, True)  # the drain would be 120 s
