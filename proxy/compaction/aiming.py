@@ -9,13 +9,11 @@ from proxy.config.values import origin
 from proxy.core.optimum import REWORK_TOKENS, Growing, Optimum, optimal_trigger
 from proxy.core.policy import Limit, Policy
 from proxy.core.price import Price
-from proxy.core.trigger import LEAST_OPTIMUM_TOKENS, UNKNOWN, Aims, Row
+from proxy.core.trigger import UNKNOWN, Aims, Row
 from proxy.pricing import Pricing
 
 # What a round leaves of T where the strategy does not say, until one has shown it.
 USUAL_TARGET = Limit(None, 0.40)
-# T and what a round leaves depend on one another; they agree after a few steps.
-MAX_STEPS = 24
 NOTHING: Mapping[str, float] = {}
 
 
@@ -82,15 +80,15 @@ class Aiming:
 def _optimum(
     price: Price, pace: Pace, policy: Policy, row: Row, fixed: int, summary: Price | None
 ) -> Optimum | None:
-    """The optimum; before the first round for what the strategy wants to leave of it."""
+    """The optimum for what the strategy wants to leave, else for what the last round has left."""
     rework = REWORK_TOKENS if row.rework_tokens is None else row.rework_tokens
-    size = policy.summary.tokens if policy.summary else 0
-    best, trigger = None, LEAST_OPTIMUM_TOKENS
-    for _ in range(MAX_STEPS):
-        after = pace.after or max(fixed, (policy.target or USUAL_TARGET).of(trigger))
-        growing = Growing(pace.growth, pace.cached_share, fixed, after, size)
-        best = optimal_trigger(price, growing, summary, rework)
-        if best is None or best.trigger == trigger:
-            break
-        trigger = best.trigger
-    return best
+    target = policy.target or (None if pace.after else USUAL_TARGET)
+    growing = Growing(
+        growth=pace.growth,
+        cached_share=pace.cached_share,
+        fixed=fixed,
+        after=(target.tokens or 0) if target else (pace.after or 0),
+        share=target.share if target and target.tokens is None else 0.0,
+        summary=policy.summary.tokens if policy.summary else 0,
+    )
+    return optimal_trigger(price, growing, summary, rework)

@@ -7,6 +7,10 @@ the context may grow by. Each request in between carries D/2 tokens on average, 
 mostly cached. The sum, g F/D + c D/2 for each request, is least at D = sqrt(2 g F / c). What a summary model
 reads is left out: all that is removed is read by it once, whenever that happens.
 
+A strategy that leaves a share s of T leaves more the later it comes. With t = s T and D = (1 - s) T the same
+sum is least at T* = sqrt(2 g K / (c (1 - s^2))), where K is what of F does not depend on T: the summary and
+the rework, less (w - c) P.
+
 The unit is one input token that is neither cached nor written to a cache.
 """
 
@@ -33,7 +37,8 @@ class Growing(NamedTuple):
         growth: Tokens that a request has more than the one before.
         cached_share: How much of a prefix that the provider has read is found cached, 0..1.
         fixed: Tokens at the beginning that no round changes: privileged messages, tools, the task.
-        after: Tokens that a round leaves.
+        after: Tokens that a round leaves, at least.
+        share: Share of T that it leaves where that is more, 0..1.
         summary: Tokens of its summary.
     """
 
@@ -41,6 +46,7 @@ class Growing(NamedTuple):
     cached_share: float
     fixed: int
     after: int
+    share: float
     summary: int
 
 
@@ -76,18 +82,18 @@ def optimal_trigger(
     if ratios.cached <= 0:
         return None
     told = growing.summary * (summary.tiers[0].output / tier.input if summary else 0.0)
-    broken = max(0.0, ratios.written - ratios.cached) * max(0, growing.after - growing.fixed)
-    removed = sqrt(2 * growing.growth * (broken + told + rework) / ratios.cached)
+    after, size = _least(growing, ratios, told + rework)
     basis = {
         **growing._asdict(),
+        "after": after,
         "cached_price": ratios.cached,
         "written_price": ratios.written,
-        "broken_cost": broken,
+        "broken_cost": ratios.broken * max(0.0, after - growing.fixed),
         "summary_cost": told,
         "rework_cost": rework,
-        "optimum": growing.after + removed,
+        "optimum": size,
     }
-    return Optimum(_stepped(growing.after, removed), {name: round(each, 4) for name, each in basis.items()})
+    return Optimum(_stepped(after, size), {name: round(each, 4) for name, each in basis.items()})
 
 
 class _Ratios(NamedTuple):
@@ -96,6 +102,11 @@ class _Ratios(NamedTuple):
     cached: float
     written: float
 
+    @property
+    def broken(self) -> float:
+        """What a token costs more that is not cached any more."""
+        return max(0.0, self.written - self.cached)
+
 
 def _ratios(tier: Tier, cached_share: float) -> _Ratios:
     """A token that is not found cached is written again."""
@@ -103,7 +114,19 @@ def _ratios(tier: Tier, cached_share: float) -> _Ratios:
     return _Ratios(cached_share * tier.cached / tier.input + (1 - cached_share) * written, written)
 
 
-def _stepped(after: int, removed: float) -> int:
-    """T, such that a round removes enough."""
-    least = max(after + LEAST_REMOVED_TOKENS, after / (1 - LEAST_REMOVED_SHARE))
-    return round(max(after + removed, least) / STEP_TOKENS) * STEP_TOKENS
+def _least(growing: Growing, ratios: _Ratios, once: float) -> tuple[float, float]:
+    """What a round leaves at the optimum, and the optimum; `once` is what it costs whatever it leaves."""
+    growth, share = growing.growth, growing.share
+    constant = max(0.0, once - ratios.broken * growing.fixed)
+    size = sqrt(2 * growth * constant / (ratios.cached * (1 - share * share)))
+    least = max(growing.after, growing.fixed)
+    if share * size >= least:
+        return share * size, size
+    cost = ratios.broken * (least - growing.fixed) + once
+    return least, least + sqrt(2 * growth * cost / ratios.cached)
+
+
+def _stepped(after: float, size: float) -> int:
+    """T in whole steps, such that a round removes enough."""
+    enough = max(after + LEAST_REMOVED_TOKENS, after / (1 - LEAST_REMOVED_SHARE))
+    return round(max(size, enough) / STEP_TOKENS) * STEP_TOKENS

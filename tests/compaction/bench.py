@@ -12,11 +12,13 @@ from typing import Any
 from proxy.adapters.memory_store import MemoryStore
 from proxy.adapters.tiktoken_counter import TiktokenCounter
 from proxy.anchors import Anchors
+from proxy.compaction.aiming import Aiming
 from proxy.compaction.brief import SummaryRoute
 from proxy.compaction.checkpoint_index import CheckpointIndex
 from proxy.compaction.compactor import Compactor
 from proxy.compaction.effects import Effects
 from proxy.compaction.fitting import Ask, Fit, Mode
+from proxy.compaction.growth import Growth
 from proxy.compaction.instructions import instructions
 from proxy.compaction.making import Making
 from proxy.compaction.observing import Observing
@@ -34,6 +36,7 @@ from proxy.errors import StoreUnavailable, SummaryFailed
 from proxy.history import History
 from proxy.learning import Learning
 from proxy.ports import Store, SummaryAnswer, SummaryCall
+from proxy.pricing import Pricing
 from proxy.reading import Reading
 from proxy.relay.identity import minted
 from proxy.storage.records import Records
@@ -144,11 +147,15 @@ class Bench:
     async def fit(self, messages: list[JsonObject], **over: Any) -> Fit:
         return await self.compactor.fit(self.ask(messages, **over))
 
-    async def answered(self, messages: list[JsonObject], *, real: int | None = None, **over: Any) -> Fit:
+    async def answered(
+        self, messages: list[JsonObject], *, real: int | None = None, cached: int = 0, **over: Any
+    ) -> Fit:
         """A request with all that is done once the client has its answer; `real` is what was counted."""
         asked = self.ask(messages, **over)
         fit = await self.compactor.fit(asked)
-        usage = None if real is None else Usage(prompt_tokens=real, completion_tokens=10)
+        usage = (
+            None if real is None else Usage(prompt_tokens=real, completion_tokens=10, cached_tokens=cached)
+        )
         await self.observing.observe(asked, fit, usage)
         if fit.ahead:
             await self.compactor.prepare(asked)
@@ -172,6 +179,7 @@ async def bench(
     strategy: str = "anchored",
     window: int = WINDOW,
     ticking: bool = False,
+    pricing: Pricing | None = None,
 ) -> AsyncIterator[Bench]:
     """A replica over a store.
 
@@ -181,6 +189,7 @@ async def bench(
         strategy: What its requests are treated with.
         window: Of its model.
         ticking: Whether its clocks run.
+        pricing: What models cost; None: nobody knows.
     """
     records = Records(store or MemoryStore(), ignored)
     now = [1_000.0]
@@ -198,10 +207,12 @@ async def bench(
     summarising = Summarising(model, reading, price=priced, clock=clock, jitter=lambda: 0.0)
     making = Making(summarising, records, index, history, reading, announce=announce)
     rounds = Rounds(making, history, announce=announce, clock=clock)
-    viewer = Viewer(reading, records, index, learning, anchors, wishing)
+    growth = Growth()
+    aiming = Aiming(pricing, growth) if pricing else None
+    viewer = Viewer(reading, records, index, learning, anchors, wishing, aiming)
     ordering = Ordering(instructions, lambda tenant, prefix: minted(b"secret", tenant, prefix), TTL_S)
     replacing = Replacing(viewer, rounds, making, reading, wishing, effects, ordering)
-    observing = Observing(learning, anchors, effects, history, announce=announce)
+    observing = Observing(learning, anchors, effects, history, growth=growth, announce=announce)
     yield Bench(
         compactor=Compactor(viewer, replacing, reading, learning),
         rounds=rounds,

@@ -29,13 +29,13 @@ def found(made: Optimum | None) -> Optimum:
     return made
 
 
-def played(trigger: int, cached: float, written: float, rework: int) -> float:
+def played(trigger: int, cached: float, written: float, rework: int, share: float = 0.0) -> float:
     """What a conversation costs that is compacted at a trigger, request by request, in input tokens."""
-    cost, size = 0.0, FIXED
+    cost, size, after = 0.0, FIXED, share * trigger or AFTER
     for _ in range(REQUESTS):
         known, size = size, size + GROWTH
         if size >= trigger:
-            removed, size, known = size - AFTER, AFTER, FIXED
+            removed, size, known = size - after, after, FIXED
             cost += 0.1 * removed + 0.1 * 5 * SUMMARY + rework
         cost += cached * known + written * (size - known)
     return cost
@@ -45,7 +45,7 @@ def played(trigger: int, cached: float, written: float, rework: int) -> float:
 def test_nothing_that_is_played_costs_much_less_than_the_optimum(
     cached: float, written: float, rework: int, expected: int
 ) -> None:
-    growing = Growing(GROWTH, 1.0, FIXED, AFTER, SUMMARY)
+    growing = Growing(GROWTH, 1.0, FIXED, AFTER, 0.0, SUMMARY)
     made = found(optimal_trigger(price(cached, written), growing, CHEAP, rework))
     least = min(played(trigger, cached, written, rework) for trigger in range(24_000, 160_000, 1_000))
 
@@ -53,14 +53,28 @@ def test_nothing_that_is_played_costs_much_less_than_the_optimum(
     assert played(made.trigger, cached, written, rework) <= 1.05 * least
 
 
+@pytest.mark.parametrize(("cached", "written", "rework"), [case[:3] for case in CASES if case[2]])
+def test_what_a_round_leaves_may_be_a_share_of_the_trigger(
+    cached: float, written: float, rework: int
+) -> None:
+    growing = Growing(GROWTH, 1.0, FIXED, 0, 0.4, SUMMARY)
+    made = found(optimal_trigger(price(cached, written), growing, CHEAP, rework))
+    least = min(played(trigger, cached, written, rework, 0.4) for trigger in range(24_000, 160_000, 1_000))
+
+    assert played(made.trigger, cached, written, rework, 0.4) <= 1.05 * least
+
+
 def test_the_numbers_that_led_to_it_are_told() -> None:
-    made = found(optimal_trigger(price(0.1, 1.25), Growing(2_000, 1.0, 8_000, 20_000, 2_000), CHEAP, 40_000))
+    made = found(
+        optimal_trigger(price(0.1, 1.25), Growing(2_000, 1.0, 8_000, 20_000, 0.0, 2_000), CHEAP, 40_000)
+    )
 
     assert made.basis == {
         "growth": 2_000,
         "cached_share": 1.0,
         "fixed": 8_000,
         "after": 20_000,
+        "share": 0.0,
         "summary": 2_000,
         "cached_price": 0.1,
         "written_price": 1.25,
@@ -73,7 +87,9 @@ def test_the_numbers_that_led_to_it_are_told() -> None:
 
 def test_what_is_seldom_found_cached_is_removed_earlier() -> None:
     sizes = [
-        found(optimal_trigger(price(0.1, 1.25), Growing(GROWTH, share, FIXED, AFTER, 0), None, 0)).trigger
+        found(
+            optimal_trigger(price(0.1, 1.25), Growing(GROWTH, share, FIXED, AFTER, 0.0, 0), None, 0)
+        ).trigger
         for share in (1.0, 0.9, 0.5)
     ]
 
@@ -86,11 +102,12 @@ def test_what_is_seldom_found_cached_is_removed_earlier() -> None:
     [(Tier(0, 0, 0, 0, 5), 100.0), (Tier(0, 1, 0, 1, 5), 100.0), (Tier(0, 1, 0.1, 1, 5), 0.0)],
 )
 def test_where_nothing_grows_or_costs_there_is_no_such_size(tier: Tier, growth: float) -> None:
-    assert optimal_trigger(Price((tier,), "test"), Growing(growth, 1.0, 0, 9, 0), None) is None
+    assert optimal_trigger(Price((tier,), "test"), Growing(growth, 1.0, 0, 9, 0.0, 0), None) is None
 
 
-@given(st.integers(0, 200_000), st.integers(1, 20_000), st.floats(0, 1))
-def test_a_round_at_the_optimum_removes_enough(after: int, growth: int, share: float) -> None:
-    made = found(optimal_trigger(price(0.1, 1.25), Growing(growth, share, 0, after, 0), None, 0))
+@given(st.integers(0, 200_000), st.integers(1, 20_000), st.floats(0, 1), st.sampled_from([0.0, 0.4, 0.5]))
+def test_a_round_at_the_optimum_removes_enough(after: int, growth: int, hit: float, share: float) -> None:
+    growing = Growing(growth, hit, 0, after, share, 0)
+    made = found(optimal_trigger(price(0.1, 1.25), growing, None, 9_000))
 
-    assert made.trigger - after >= max(8_000, 0.4 * made.trigger) - 1_000
+    assert made.trigger - made.basis["after"] >= max(8_000, 0.4 * made.trigger) - 1_000

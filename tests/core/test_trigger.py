@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.core.budget import Budget
-from proxy.core.trigger import Gained, Marks, Row, automatic, fired, mark, marks
+from proxy.core.trigger import UNKNOWN, Aims, Gained, Marks, Row, aimed, automatic, fired, mark, marks
 
 BUDGET = Budget(window=10_000, usable=8_000, limit=9_000)
 NOTHING_NEW = Gained(messages=0, turns=0, iterations=0)
@@ -82,3 +82,37 @@ def test_marks_are_those_of_the_rows_that_name_tokens_and_never_above_what_is_us
 
 def test_without_a_soft_share_nothing_is_done_ahead_of_need() -> None:
     assert marks([Row(percent=75)], BUDGET, soft_share=0, hard_percent=100) == Marks(None, 6_000, 8_000)
+
+
+LARGE = Budget(window=200_000, usable=190_000, limit=195_000)
+
+
+@pytest.mark.parametrize(
+    ("row", "aims", "expected"),
+    [
+        (
+            Row(price_tier=True),
+            Aims(tier=100_000),
+            90_000,
+        ),  # an answer of 8,000 and an error of 2,000 stay below
+        (Row(price_tier=True), Aims(tier=20_000), 15_000),  # no more than a quarter is left free
+        (Row(price_tier=True), Aims(tier=272_000), 190_000),
+        (Row(price_tier=True), UNKNOWN, 190_000),
+        (Row(cost_optimal=True), Aims(optimum=60_000), 60_000),
+        (Row(cost_optimal=True), Aims(optimum=5_000), 32_000),
+        (Row(cost_optimal=True), Aims(optimum=900_000), 142_500),
+        (Row(cost_optimal=True), UNKNOWN, 142_500),
+        (Row(cost_optimal=True, tokens=70_000), Aims(optimum=60_000), 70_000),
+        (Row(tokens=70_000), Aims(tier=1, optimum=1), 70_000),
+    ],
+)
+def test_what_a_row_about_money_comes_to_is_kept_within_bounds(row: Row, aims: Aims, expected: int) -> None:
+    [made] = aimed([row], aims)
+
+    assert (made.token_mark(LARGE), mark([made], LARGE), made.active) == (expected, expected, True)
+
+
+def test_a_small_window_comes_before_the_least_optimum() -> None:
+    [row] = aimed([Row(cost_optimal=True)], Aims(optimum=5_000))
+
+    assert row.token_mark(BUDGET) == 6_000

@@ -1,0 +1,71 @@
+"""What passes the gate where the trigger is about money: never more than the least that it may come to."""
+
+from typing import Any
+
+import pytest
+
+from proxy.adapters.memory_store import MemoryStore
+from proxy.config.model import Config
+from proxy.errors import StoreUnavailable
+from proxy.learning import Learning
+from proxy.pricing import Pricing
+from proxy.relay.gate import Gate
+from proxy.storage.records import Records
+from proxy.wishes import Wishing
+
+PRICES = {"input": 1.0, "output": 2.0, "surcharge": {"above_tokens": 100_000, "input": 2.0}}
+KEPT_S = 60.0
+
+
+def ignored(_: StoreUnavailable) -> None:
+    """A memory store does not fail."""
+
+
+class Nothing:
+    """A table without a price."""
+
+    def load(self) -> None:
+        pass
+
+    def price(self, model: str, origin: str, at: float) -> None:
+        pass
+
+
+async def largest(row: dict[str, Any], prices: dict[str, Any] | None) -> int:
+    """Bytes of the largest body that passes."""
+    trigger = {"strategy": "chained", "trigger": [row]}
+    model = {"window": 1_000_000, "prices": prices}
+    config = Config.model_validate({"compaction": trigger, "models": {"*": model}})
+    records = Records(MemoryStore(), ignored)
+    pricing = Pricing(config, Nothing())
+    learning = Learning(records)
+    gate = Gate(config, learning, Wishing(records, KEPT_S), "https://up.test:443", pricing=pricing)
+    passed, refused = 0, 140_000
+    while refused - passed > 1:
+        size = (passed + refused) // 2
+        raw = b'{"model":"m"}'.ljust(size)
+        if size >= 13 and not gate.passes(raw, {"m"}, "t", None):
+            refused = size
+        else:
+            passed = size
+    await learning.close()
+    await records.close()
+    return passed
+
+
+@pytest.mark.parametrize(
+    ("row", "prices", "least"),
+    [
+        ({"price_tier": True}, PRICES, 90_000),
+        ({"price_tier": True}, None, 131_073),  # as large as the gate looks at
+        ({"cost_optimal": True}, PRICES, 32_000),
+        ({"cost_optimal": True, "tokens": 50_000}, PRICES, 50_000),
+    ],
+)
+async def test_no_body_passes_that_may_be_due(
+    row: dict[str, Any], prices: dict[str, Any] | None, least: int
+) -> None:
+    """Nothing is calibrated yet, so a byte may be a token, and some more."""
+    passed = await largest(row, prices)
+
+    assert 0.5 * least < passed < least
