@@ -70,13 +70,14 @@ def _somewhere(settings: "Loaded", log: Path | None) -> Iterator[str]:
     """The URL of a proxy that is running as configured, else of one that is started and ends with this."""
     import sys
 
-    from proxy.cli.beside import running_beside
     from proxy.cli.probe import local_url, version_at
 
     server = settings.config.server
     if server.unix_socket is None and server.tls_certificate is None and version_at(local_url(server)):
         yield local_url(server).removesuffix(server.base_path)
         return
+    from proxy.cli.beside import running_beside
+
     with running_beside(settings, log) as url:
         print(f"compaction-proxy listens on {url} while this runs", file=sys.stderr)
         yield url

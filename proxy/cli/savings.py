@@ -104,26 +104,34 @@ def receipt(since: str, total: Row) -> list[str]:
         f"{whole(total.get('requests'))} requests, {whole(total.get('rounds'))} rounds of compaction",
         f"{sent} tokens sent, {forwarded} forwarded ({less} less)",
         f"{cached} of the input came from the provider's cache",
-        f"{net} net saved: {gross}, less {loss} of cache and {summary} of summaries",
+        f"{net} net saved: {gross}, less {loss} of cache and {summary} of summaries"
+        if total.get("net_usd") is not None
+        else "no price is known for the models that were asked",
     ]
 
 
 def comma_separated(rows: list[dict[str, Any]]) -> list[str]:
-    """A line for each row and one of titles; only single values have a column."""
+    """A line for each row and one of titles."""
     import csv
     import io
 
-    names = list(dict.fromkeys(name for row in rows for name, value in row.items() if _is_single(value)))
+    told = [dict(_singles(row)) for row in rows]
+    names = list(dict.fromkeys(name for row in told for name in row))
     made = io.StringIO()
     writer = csv.writer(made, lineterminator="\n")
     writer.writerow([_cell(name) for name in names])
-    for row in rows:
-        writer.writerow([_cell(row[name]) if _is_single(row.get(name)) else "" for name in names])
+    for row in told:
+        writer.writerow([_cell(row[name]) if name in row else "" for name in names])
     return made.getvalue().splitlines() if names else []
 
 
-def _is_single(value: object) -> bool:
-    return isinstance(value, str | int | float)
+def _singles(row: Row) -> Iterator[tuple[str, str | float]]:
+    """The single values of a row; those of a mapping, such as requests by status, as `NAME.KEY`."""
+    for name, value in row.items():
+        if isinstance(value, str | int | float):
+            yield name, value
+        elif isinstance(value, dict):
+            yield from ((f"{name}.{key}", held) for key, held in _singles(value))
 
 
 def _cell(value: str | float) -> str:

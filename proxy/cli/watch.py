@@ -140,6 +140,9 @@ def line_of(kind: str, fields: Mapping[str, Any]) -> str:
     parts = [moment(fields.get("at"), "%H:%M:%S"), f"{clean(kind):10}", f"{clean(what):11}", *named]
     if "tokens_before" in fields:
         parts.append(sizes)
+    overhead_s = fields.get("overhead_s")
+    if isinstance(overhead_s, int | float):
+        parts.append(f"overhead {overhead_s * 1000:.2f} ms")
     parts += [
         f"{label} {_short(fields[name])}" for name, label in _EXTRAS if fields.get(name) not in (None, "", 0)
     ]
@@ -152,7 +155,6 @@ _EXTRAS = (
     ("round", "round"),
     ("code", "status"),
     ("cached_tokens", "cached"),
-    ("overhead_s", "overhead s"),
     ("seconds", "took s"),
     ("cost_usd", "cost $"),
     ("reason", "because"),

@@ -48,7 +48,7 @@ def test_csv_has_every_single_counter_and_no_formula(told: Scripted, run: Run) -
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
     assert [row["of"] for row in rows] == ["gpt-5.4", "'=cmd|x"]
     assert (rows[0]["cache_loss_usd"], rows[1]["net_usd"]) == ("1.25", "")
-    assert "overhead" not in rows[0]
+    assert (rows[0]["overhead.0.001"], rows[1]["overhead.0.001"]) == ("1200", "")
 
 
 def test_share_is_five_lines_without_names(told: Scripted, run: Run) -> None:
