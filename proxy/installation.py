@@ -1,22 +1,27 @@
 """What an installation has beyond one process: its store, and the secret that its digests are made with."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from importlib import import_module
 
 import structlog
 
+from proxy import __version__
 from proxy.adapters.store_url import NO_SECRET, installation_secret, is_shared, open_store, shared_secret
 from proxy.config.model import Config
 from proxy.errors import ConfigError, StoreUnavailable
-from proxy.logs import STORE_FAILED
+from proxy.logs import STORE_FAILED, TRACING_NOT_INSTALLED
 from proxy.ports import Store
 from proxy.storage.deadline import within
+from proxy.tracing import Tracer
 
 SECRET_DEADLINE_S = 1.0
 SECRET_RETRY_S = 1.0
 # A store that was emptied has its secret back, or all have its new one, after this long, in seconds.
 SECRET_CHECK_S = 5.0
+# By any of these the environment says where traces go.
+COLLECTORS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 Report = Callable[[StoreUnavailable], None]
 
@@ -40,6 +45,27 @@ def opened_store(config: Config, store_url: str) -> Store:
         raise ConfigError("store.encryption_keys: needs `pip install compaction-proxy[crypto]`") from None
     store: Store = sealing.SealedStore(open_store(store_url), [sealing.parsed_key(key) for key in keys])
     return store
+
+
+def opened_tracer(config: Config) -> Tracer | None:
+    """What follows requests, if the configuration or the environment (`OTEL_…`) names a collector.
+
+    Raises:
+        ConfigError: The configuration names one, and what it takes is not installed.
+    """
+    endpoint, off = config.observability.otlp_endpoint, os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if off or not (endpoint or any(map(os.environ.get, COLLECTORS))):
+        return None
+    try:
+        tracing = import_module("proxy.adapters.otel")
+    except ModuleNotFoundError:
+        if endpoint:
+            text = "observability.otlp_endpoint: needs `pip install compaction-proxy[otel]`"
+            raise ConfigError(text) from None
+        _log.warning(TRACING_NOT_INSTALLED)
+        return None
+    tracer: Tracer = tracing.OtelTracer(config.upstream.base_url, __version__, tracing.exporting(endpoint))
+    return tracer
 
 
 class Secret:

@@ -42,7 +42,7 @@ from proxy.errors import StoreUnavailable
 from proxy.feed import Feed
 from proxy.guard import contained
 from proxy.history import History
-from proxy.installation import Secret, opened_store, store_failed
+from proxy.installation import Secret, opened_store, opened_tracer, store_failed
 from proxy.journal import Entry, Journal
 from proxy.learning import Learning
 from proxy.logs import JOURNAL_NOT_WRITTEN, TOKENIZER_FAILED, TOKENIZER_READY
@@ -125,6 +125,9 @@ class Parts:
             self.statistics.heard, self.accounts.heard, self.feed.heard, self.metrics.event
         )
         self.journal.listeners.append(self._exchanged)
+        self.tracer = None if writer else opened_tracer(config)  # a rehearsal is nobody's request
+        if self.tracer is not None:
+            self.announcing.listeners.append(self.tracer.event)
         self.owners = Owners(self.records, config.store.ttl_s)
         self.history = History(self.records, config.store.ttl_s)
         self.wishing = Wishing(self.records, config.store.ttl_s)
@@ -144,6 +147,8 @@ class Parts:
         """The life cycle: ready when the tokenizer is loaded, whatever the store does."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.records.close)
+            if self.tracer is not None:
+                stack.push_async_callback(self.tracer.close)
             stack.push_async_callback(self.learning.close)
             stack.callback(self.reading.close)
             stack.push_async_callback(self.transport.aclose)

@@ -17,6 +17,7 @@ from proxy.config.values import (
     Duration,
     HeaderName,
     HttpUrl,
+    HttpUrlIfAny,
     Key,
     Number,
     Only,
@@ -294,5 +295,5 @@ class ObservabilitySection(BaseModel):
     """`json` is one object a line, `console` is for reading."""
     trace_content: Annotated[bool, Only(value=False)] = False
     """Whether message text may enter traces."""
-    otlp_endpoint: Annotated[str, Only("")] = ""
-    """Where traces go; empty: nowhere."""
+    otlp_endpoint: HttpUrlIfAny = ""
+    """Base URL of a collector for traces (OTLP over HTTP); empty: that of `OTEL_…`, else none (extra `otel`)."""

@@ -99,6 +99,10 @@ def _http_url(url: str) -> str:
     return url.rstrip("/")
 
 
+def _http_url_if_any(url: str) -> str:
+    return url and _http_url(url)
+
+
 def store_place(url: str) -> str:
     """The URL of a store, as it is. What a Redis URL says in detail is the store's to judge.
 
@@ -149,6 +153,7 @@ Seconds = Annotated[float, BeforeValidator(no_boolean), Field(gt=0, allow_inf_na
 Percent = Annotated[float, BeforeValidator(no_boolean), Field(ge=0, le=100, allow_inf_nan=False)]
 Duration = Annotated[str, AfterValidator(_duration)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
+HttpUrlIfAny = Annotated[str, AfterValidator(_http_url_if_any)]
 StoreUrl = Annotated[str, AfterValidator(store_place)]
 BasePath = Annotated[str, AfterValidator(_base_path)]
 Tenant = Annotated[str, AfterValidator(_tenant)]

@@ -255,7 +255,6 @@ def test_variables_expand_in_strings(tmp_path: Path) -> None:
         ("store: {keep_requests: none}", "store.keep_requests", '"auto"'),
         ("recall: {tool: inject}", "recall.tool", '"none"'),
         ("recall: {auto: always}", "recall.auto", '"none"'),
-        ("observability: {otlp_endpoint: x}", "observability.otlp_endpoint", '""'),
         ("models: {a: {recall: {tool: inject}}}", "models.a.recall.tool", '"none"'),
     ],
 )
