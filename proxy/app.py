@@ -12,6 +12,7 @@ from proxy.admin.api import Api, Settings
 from proxy.admin.app import create_admin
 from proxy.admin.replay import replay_routes
 from proxy.admin.ui.site import with_pages
+from proxy.compaction.instructions import check_instructions
 from proxy.config.checks import is_loopback
 from proxy.config.model import Config
 from proxy.config.sources import Loaded
@@ -117,12 +118,12 @@ def _known_clients(config: Config) -> KnownClients:
     )
 
 
-def _upstream(config: Config, parts: Parts) -> Upstream:
+def _upstream(config: Config, parts: Parts, hop: str) -> Upstream:
     """Where requests go, and the mark that they carry."""
     return Upstream(
         base_url=config.upstream.base_url,
         api_key=config.upstream.api_key.get_secret_value(),
-        hop=token_hex(HOP_BYTES),
+        hop=hop,
         engine=parts.engine,
         connect_timeout_s=CONNECT_TIMEOUT_S,
         read_timeout_s=config.upstream.timeout_s,
@@ -141,7 +142,90 @@ def _compact(config: Config, parts: Parts, upstream: Upstream, admission: Admiss
     )
 
 
-def create_app(config: Config, *, store: Store | None = None, loaded: Loaded | None = None) -> ASGIApp:
+class Proxy:
+    """The proxy as an ASGI application, whose configuration may take another's place while it runs.
+
+    Args:
+        config: The configuration.
+        parts: What lives as long as the process.
+        loaded: Where the configuration is from, for those who ask; None: nobody knows.
+    """
+
+    def __init__(self, config: Config, parts: Parts, loaded: Loaded | None) -> None:
+        self._parts = parts
+        self._life = _Life(Router(lifespan=parts.running))
+        self._admission = Admission(config.server.max_in_flight)
+        self._hop = token_hex(HOP_BYTES)
+        self._gate = _gate(config, parts)
+        self._dispatcher = self._built(config, loaded)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request with the configuration that is in force now, or run the life cycle."""
+        await self._dispatcher(scope, receive, send)
+
+    def reload(self, loaded: Loaded) -> None:
+        """Answer requests that come from now on with another configuration; see `config.reloading.AT_START`.
+
+        Raises:
+            ConfigError: It names something that is not there. Everything stays as it was.
+        """
+        config = loaded.config
+        check_instructions(config)
+        self._gate = _gate(config, self._parts, self._gate)
+        self._parts.pricing.reload(config)
+        self._dispatcher = self._built(config, loaded)
+
+    def reloaded(self, *, taken: bool) -> None:
+        """A configuration was read, and taken or refused: let the metrics say so."""
+        self._parts.metrics.reloaded(taken=taken)
+
+    def _built(self, config: Config, loaded: Loaded | None) -> Dispatcher:
+        parts, admission = self._parts, self._admission
+        upstream = _upstream(config, parts, self._hop)
+        return Dispatcher(
+            admin=_admin(config, parts, loaded, self._life.stopping),
+            chat=_beginning(_chat(config, parts, upstream, self._gate, admission), parts.records),
+            blind=Blind(upstream, admission),
+            hop=self._hop,
+            compact=_compact(config, parts, upstream, admission),
+            clients=_known_clients(config),
+            base_path=config.server.base_path,
+            lifespan=self._life,
+        )
+
+
+def _gate(config: Config, parts: Parts, before: Gate | None = None) -> Gate:
+    """Lets small requests through; knows the conversations that the gate `before` has let through no more."""
+    target = origin(config.upstream.base_url)
+    return Gate(config, parts.learning, parts.wishing, target, pricing=parts.pricing, before=before)
+
+
+def _chat(config: Config, parts: Parts, upstream: Upstream, gate: Gate, admission: Admission) -> Chat:
+    """What answers the compacted paths."""
+    compactor = parts.compactor(config)
+    aftermath = Aftermath(
+        upstream,
+        compactor=compactor,
+        observing=parts.observing(),
+        note=parts.journal.note,
+        trouble=Trouble(parts.announcing, parts.history),
+        owners=parts.owners,
+        learning=parts.learning,
+        discovery=HttpDiscovery(parts.transport),
+    )
+    return Chat(
+        config,
+        upstream,
+        origin(config.upstream.base_url),
+        compactor=compactor,
+        aftermath=aftermath,
+        gate=gate,
+        secret=lambda: parts.secret.value,
+        admission=admission,
+    )
+
+
+def create_app(config: Config, *, store: Store | None = None, loaded: Loaded | None = None) -> Proxy:
     """The proxy as an ASGI application; its lifespan opens and closes everything.
 
     Args:
@@ -152,38 +236,4 @@ def create_app(config: Config, *, store: Store | None = None, loaded: Loaded | N
     Raises:
         ConfigError: The configuration names something that is not there.
     """
-    parts = Parts(config, store)
-    life = _Life(Router(lifespan=parts.running))
-    target = origin(config.upstream.base_url)
-    upstream = _upstream(config, parts)
-    admission = Admission(config.server.max_in_flight)
-    compactor = parts.compactor(config)
-    chat = Chat(
-        config,
-        upstream,
-        target,
-        compactor=compactor,
-        aftermath=Aftermath(
-            upstream,
-            compactor=compactor,
-            observing=parts.observing(),
-            note=parts.journal.note,
-            trouble=Trouble(parts.announcing, parts.history),
-            owners=parts.owners,
-            learning=parts.learning,
-            discovery=HttpDiscovery(parts.transport),
-        ),
-        gate=Gate(config, parts.learning, parts.wishing, target, pricing=parts.pricing),
-        secret=lambda: parts.secret.value,
-        admission=admission,
-    )
-    return Dispatcher(
-        admin=_admin(config, parts, loaded, life.stopping),
-        chat=_beginning(chat, parts.records),
-        blind=Blind(upstream, admission),
-        hop=upstream.hop,
-        compact=_compact(config, parts, upstream, admission),
-        clients=_known_clients(config),
-        base_path=config.server.base_path,
-        lifespan=life,
-    )
+    return Proxy(config, Parts(config, store), loaded)

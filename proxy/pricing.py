@@ -80,6 +80,10 @@ class Pricing:
             return None
         return self._looked_up(model, origin)
 
+    def reload(self, config: Config) -> None:
+        """Take the prices of another configuration."""
+        self._config = config
+
     def cost(self, model: str, url: str, prompt: int, cached: int, completion: int) -> float | None:
         """Dollars for a request that was sent to a URL, or None where no price is known; never waits."""
         price = self.of(model, str(origin(url)))

@@ -30,10 +30,14 @@ def serve(
     workers: Annotated[int | None, typer.Option(help="Processes that share the port.")] = None,
 ) -> None:
     """Run the proxy until it is told to end."""
+    import os
+    from functools import partial
+
     from proxy import logs
     from proxy.cli.foreground import announce, run_one
     from proxy.cli.workers import run_workers
     from proxy.config.environment import Setting
+    from proxy.config.sources import load
 
     given = (
         Setting("--host", ("server", "host"), host),
@@ -41,12 +45,14 @@ def serve(
         Setting("--upstream", ("upstream", "base_url"), upstream),
         Setting("--workers", ("server", "workers"), workers),
     )
-    found = loaded(config, [option for option in given if option.value is not None])
+    options = [option for option in given if option.value is not None]
+    found = loaded(config, options)
     logs.configure(found.config.observability.log_format)
+    reread = partial(load, config, os.environ, options)
     if found.config.server.workers > 1:
-        run_workers(found, lambda url: announce(found.config, url))
+        run_workers(found, reread, lambda url: announce(found.config, url))
     else:
-        run_one(found)
+        run_one(found, reread)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from pathlib import Path
 from socket import socket
 
 from proxy import serving
-from proxy.cli.workers import STARTED, STOP, work
+from proxy.cli.worker import STARTED, STOP, work
 from proxy.config.model import Config
 from proxy.config.sources import Loaded
 from proxy.errors import ConfigError, ProxyError

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from proxy import logs, serving
+from proxy.cli.reloading import Reloading, Reread
 from proxy.cli.shared_metrics import join_metrics
 from proxy.compaction.policies import policy_for
 from proxy.config.checks import is_loopback
@@ -152,14 +153,15 @@ def settle() -> None:
 
 def _built(
     loaded: Loaded, waits: serving.Patience, told: Callable[[int], None], *, insistent: bool
-) -> serving.Foreground:
-    """The server of this configuration, and the application in it."""
+) -> tuple[serving.Foreground, Reloading]:
+    """The server of this configuration, and what gives the application in it another one."""
     from proxy.app import create_app  # the parent of workers has no use for it
 
     server = loaded.config.server
     context, late = tls_context(server), deadlines(server)
     app = create_app(loaded.config, loaded=loaded)
-    return serving.server(app, waits, told, insistent=insistent, deadlines=late, context=context)
+    running = serving.server(app, waits, told, insistent=insistent, deadlines=late, context=context)
+    return running, Reloading(app, loaded)
 
 
 def serve_on(
@@ -169,7 +171,8 @@ def serve_on(
     *,
     ending: Callable[[], None] | None = None,
     worker: int | None = None,
-    obey: Callable[[serving.Foreground], None] | None = None,
+    obey: Callable[[serving.Foreground, Reloading], None] | None = None,
+    reread: Reread | None = None,
 ) -> None:
     """Run the proxy in this process until it is told to end.
 
@@ -179,7 +182,9 @@ def serve_on(
         started: Called with the socket once requests are accepted.
         ending: Called when the proxy begins to end.
         worker: Number of the worker that this process is; None if it is the only one.
-        obey: Given the server, so that it can be told to end by something else than signals.
+        obey: Given the server and what gives it another configuration, to be told by something else than
+            signals.
+        reread: Reads the configuration again, on SIGHUP; None: the signal is somebody else's.
 
     Raises:
         ConfigError: The address cannot be listened on, or the application refuses the configuration.
@@ -197,13 +202,16 @@ def serve_on(
 
     def accept() -> None:
         settle()
+        reloading.begin()
+        if reread is not None:
+            reloading.on_hangup(reread)
         started(bound)
 
     if worker is not None:
         join_metrics(worker)
-    running = _built(loaded, waits, told, insistent=worker is None)
+    running, reloading = _built(loaded, waits, told, insistent=worker is None)
     if obey is not None:
-        obey(running)
+        obey(running, reloading)
     bound = bind()
     with asyncio.Runner(loop_factory=running.config.get_loop_factory()) as runner:
         runner.run(serving.run(running, bound, accept))
@@ -213,8 +221,8 @@ def serve_on(
         _exit_soon()
 
 
-def run_one(loaded: Loaded) -> None:
-    """Run in this process until SIGINT or SIGTERM.
+def run_one(loaded: Loaded, reread: Reread) -> None:
+    """Run in this process until SIGINT or SIGTERM; SIGHUP has the configuration read again.
 
     Raises:
         ConfigError: The address cannot be listened on, or the application refuses the configuration.
@@ -228,4 +236,9 @@ def run_one(loaded: Loaded) -> None:
             stack.enter_context(serving.removed_at_the_end(bound))
             return bound
 
-        serve_on(bind, loaded, lambda bound: announce(config, serving.base_url(bound, scheme(config.server))))
+        serve_on(
+            bind,
+            loaded,
+            lambda bound: announce(config, serving.base_url(bound, scheme(config.server))),
+            reread=reread,
+        )

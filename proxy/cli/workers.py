@@ -9,11 +9,8 @@ parent is gone sees the pipe end.
 
 import logging
 import signal
-import sys
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -22,8 +19,10 @@ from socket import socket
 from types import FrameType
 
 from proxy import logs, serving
-from proxy.cli.foreground import listening, patience, scheme, serve_on, tls_context
+from proxy.cli.foreground import listening, patience, scheme, tls_context
+from proxy.cli.reloading import Reread, reread
 from proxy.cli.shared_metrics import leave_metrics, metrics_folder
+from proxy.cli.worker import REFUSED, STOP, STOP_NOW, Worker, work
 from proxy.config.sources import Loaded
 from proxy.errors import ConfigError, ProxyError
 
@@ -36,113 +35,17 @@ SOUND_S = 60.0
 LATE_S = 10.0
 HURRIED_S = 3.0
 
-# What a worker says (anything else is why it refuses the configuration), and what it is told.
-STARTED, ENDING = b"started", b"ending"
-STOP, STOP_NOW = b"stop", b"now"
+# What signals tell the parent; on a system without SIGHUP nothing does.
+END, RELOAD = b"end", b"reload"
+HANGUP = getattr(signal, "SIGHUP", None)
 
 _spawn = get_context("spawn")
 
 
-def _obey(orders: Connection, running: serving.Foreground) -> None:
-    """Do what the parent says; end when it is gone."""
-    with suppress(EOFError, OSError):
-        while True:
-            running.stop(now=orders.recv_bytes() == STOP_NOW)
-    running.stop()
-
-
-def work(loaded: Loaded, bound: socket, parent: Connection, number: int) -> None:
-    """Be a worker: the main function of its process. Ends with 0, or 1 if the proxy did not start."""
-    logs.configure(loaded.config.observability.log_format)
-
-    def obey(running: serving.Foreground) -> None:
-        threading.Thread(target=_obey, args=(parent, running), daemon=True).start()
-
-    def say(what: bytes) -> None:
-        with suppress(OSError):  # a parent that is gone
-            parent.send_bytes(what)
-
-    try:
-        serve_on(
-            lambda: bound,
-            loaded,
-            lambda _: say(STARTED),
-            ending=lambda: say(ENDING),
-            worker=number,
-            obey=obey,
-        )
-    except ConfigError as error:
-        say(str(error).encode())
-        sys.exit(1)
-    except ProxyError:
-        sys.exit(1)
-
-
-@dataclass(slots=True)
-class _Worker:
-    """One place among the workers, and the process that fills it.
-
-    Attributes:
-        number: From 1.
-        bound: Its listening socket; None while nobody can be expected to accept from it.
-        process: None while it waits to be replaced, or has ended for good.
-        pipe: To the process; None if that has closed its end.
-        up: Whether the process accepts requests.
-        refusal: Why the process refuses the configuration; empty if it does not.
-        born: When the process was started, in monotonic seconds.
-        deaths: How often it died in a row without having been sound.
-        due: When it is to be replaced, in monotonic seconds; None: not.
-    """
-
-    number: int
-    bound: socket | None = None
-    process: SpawnProcess | None = None
-    pipe: Connection | None = None
-    up: bool = False
-    refusal: str = ""
-    born: float = 0.0
-    deaths: int = 0
-    due: float | None = None
-
-    def tell(self, order: bytes) -> None:
-        """Send an order; a worker that is gone needs none."""
-        if self.pipe is not None:
-            with suppress(OSError):
-                self.pipe.send_bytes(order)
-
-    def listen(self) -> None:
-        """Take in what the process says."""
-        try:
-            while self.pipe is not None and self.pipe.poll():
-                said = self.pipe.recv_bytes()
-                if said == STARTED:
-                    self.up = True
-                elif said == ENDING:
-                    self.retreat()
-                else:
-                    self.refusal = said.decode()
-        except (EOFError, OSError):
-            self.close()
-
-    def retreat(self) -> None:
-        """Give up the listening socket, so that the others get the connections until there is a new one."""
-        if self.bound is not None and serving.is_spread(self.bound):
-            self.bound.close()
-            self.bound = None
-
-    def close(self) -> None:
-        """Hang up."""
-        if self.pipe is not None:
-            self.pipe.close()
-        self.pipe = None
-
-
 def _listeners(loaded: Loaded) -> list[socket]:
     """Listening sockets on one address: one for each worker, or the same for all."""
-    server, first = (
-        loaded.config.server,
-        listening(loaded.config.server),
-    )  # not shared: another proxy there is an error
+    server = loaded.config.server
+    first = listening(server)  # not shared: another proxy there is an error
     if not serving.is_spread(first):
         return [first] * server.workers
     port = first.getsockname()[1]
@@ -156,6 +59,7 @@ class _Parent:
 
     Attributes:
         loaded: The configuration, and where it is from.
+        reread: Reads it again.
         port: The port that the workers share; of no meaning if they share a Unix socket.
         workers: A place for each.
         failure: Why no worker can be started.
@@ -164,8 +68,9 @@ class _Parent:
     """
 
     loaded: Loaded
+    reread: Reread
     port: int
-    workers: list[_Worker]
+    workers: list[Worker]
     failure: ProxyError | None = None
     started: bool = False
     end_by: float | None = None
@@ -177,8 +82,7 @@ class _Parent:
             self._replace()
             ready = wait(self._watched(), self._timeout_s())
             if self.signals[0] in ready:
-                self.signals[0].recv_bytes()
-                self.stop(now=self.end_by is not None)
+                self._told(self.signals[0].recv_bytes())
             for worker in self.workers:
                 worker.listen()
                 if worker.process is not None and worker.process.sentinel in ready:
@@ -189,6 +93,20 @@ class _Parent:
             self._kill_late()
         if self.failure is not None:
             raise self.failure
+
+    def _told(self, what: bytes) -> None:
+        if what == RELOAD:
+            self._reload()
+        else:
+            self.stop(now=self.end_by is not None)
+
+    def _reload(self) -> None:
+        """Read the configuration again; workers that start later have it, too."""
+        found = reread(self.reread, self.loaded)
+        if found is not None:
+            self.loaded = found
+        for worker in self.workers:
+            worker.give(found) if found is not None else worker.tell(REFUSED)
 
     def stop(self, *, now: bool = False) -> None:
         """Tell all workers to end; with `now`, at once."""
@@ -203,9 +121,9 @@ class _Parent:
             if worker.bound is not None:
                 worker.bound.close()  # the workers decide how long the port stays open
 
-    def signalled(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's
+    def signalled(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's
         """Wake `run` up, wherever it is."""
-        self.signals[1].send_bytes(b"!")
+        self.signals[1].send_bytes(END if number != HANGUP else RELOAD)
 
     def _lives(self) -> bool:
         return any(worker.process is not None or worker.due is not None for worker in self.workers)
@@ -224,7 +142,7 @@ class _Parent:
             if worker.due is not None and worker.due <= time.monotonic():
                 self._start(worker)
 
-    def _start(self, worker: _Worker) -> None:
+    def _start(self, worker: Worker) -> None:
         if worker.bound is None:
             try:
                 worker.bound = serving.listen(self.loaded.config.server.host, self.port, spread=True)
@@ -241,7 +159,7 @@ class _Parent:
         signal.signal(signal.SIGINT, previous)
         theirs.close()
 
-    def _ended(self, worker: _Worker, process: SpawnProcess) -> None:
+    def _ended(self, worker: Worker, process: SpawnProcess) -> None:
         process.join()
         worker.close()
         worker.process = None
@@ -257,7 +175,7 @@ class _Parent:
             fields = {"worker": worker.number, "pid": process.pid, "code": process.exitcode}
             logs.logger(__name__).log(level, logs.WORKER_ENDED, **fields, again_in_s=again)
 
-    def _mourn(self, worker: _Worker) -> None:
+    def _mourn(self, worker: Worker) -> None:
         """Decide when a worker is replaced."""
         leave_metrics(worker.number)
         sound = worker.up and time.monotonic() - worker.born >= SOUND_S
@@ -273,11 +191,12 @@ class _Parent:
                     worker.process.kill()
 
 
-def run_workers(loaded: Loaded, started: Callable[[str], None]) -> None:
-    """Run several proxies on one port until SIGINT or SIGTERM.
+def run_workers(loaded: Loaded, reread: Reread, started: Callable[[str], None]) -> None:
+    """Run several proxies on one port until SIGINT or SIGTERM; SIGHUP has the configuration read again.
 
     Args:
         loaded: The configuration.
+        reread: Reads it again.
         started: Called with the URL once all of them accept requests.
 
     Raises:
@@ -290,9 +209,9 @@ def run_workers(loaded: Loaded, started: Callable[[str], None]) -> None:
     tls_context(server)  # said once, and not by each worker
     bound = _listeners(loaded)
     url = serving.base_url(bound[0], scheme(server))  # a worker that ends gives its socket up
-    workers = [_Worker(number, held, due=time.monotonic()) for number, held in enumerate(bound, 1)]
-    parent = _Parent(loaded, bound[0].getsockname()[1], workers)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    workers = [Worker(number, held, due=time.monotonic()) for number, held in enumerate(bound, 1)]
+    parent = _Parent(loaded, reread, bound[0].getsockname()[1], workers)
+    for number in filter(None, (signal.SIGINT, signal.SIGTERM, HANGUP)):
         signal.signal(number, parent.signalled)
     with serving.removed_at_the_end(bound[0]), metrics_folder():
         try:

@@ -67,7 +67,11 @@ class Gate:
         wishing: Knows which conversations are to be compacted, however small.
         origin: Of the upstream.
         pricing: Knows prices; None: nobody does.
+        before: The gate whose place this one takes, so that it knows what that one knew.
         clock: Monotonic seconds.
+
+    Attributes:
+        compacted: Conversations that pass no more, those last seen last.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class Gate:
         origin: str,
         *,
         pricing: Pricing | None = None,
+        before: "Gate | None" = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -86,16 +91,16 @@ class Gate:
         self._origin = origin
         self._pricing = pricing
         self._clock = clock
-        self._compacted: OrderedDict[str, None] = OrderedDict()
+        self.compacted: OrderedDict[str, None] = before.compacted if before else OrderedDict()
         self._sure: dict[tuple[str, str], tuple[float, float]] = {}  # bytes, and until when they hold
 
     def remember(self, conversation: str | None) -> None:
         """Let a compacted conversation pass no more: what replaced its messages is always applied."""
         if conversation is not None:
-            self._compacted[conversation] = None
-            self._compacted.move_to_end(conversation)
-            if len(self._compacted) > MAX_REMEMBERED:
-                self._compacted.popitem(last=False)
+            self.compacted[conversation] = None
+            self.compacted.move_to_end(conversation)
+            if len(self.compacted) > MAX_REMEMBERED:
+                self.compacted.popitem(last=False)
 
     @staticmethod
     def models(raw: bytes, deployment: str | None) -> AbstractSet[str]:
@@ -130,7 +135,7 @@ class Gate:
 
     def _awaited(self, tenant: str, conversation: str) -> bool:
         """Whether something is to be done about a conversation whatever its size."""
-        return conversation in self._compacted or self._wishing.marked(tenant, conversation)
+        return conversation in self.compacted or self._wishing.marked(tenant, conversation)
 
     def _sure_size(self, tenant: str, model: str) -> float:
         """Bytes up to which a body passes, whatever output it asks for and whatever results it holds."""

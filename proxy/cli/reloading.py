@@ -1,0 +1,98 @@
+"""SIGHUP: the configuration is read again, and takes the place of the one in force if it can be used."""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from proxy import logs
+from proxy.config.reloading import change
+from proxy.config.sources import Loaded
+from proxy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from proxy.app import Proxy  # the parent of workers has no use for it
+
+# What reads the configuration again, from where it was read at the start.
+Reread = Callable[[], Loaded]
+
+
+def reread(read: Reread, running: Loaded) -> Loaded | None:
+    """What to go on with, or None if it cannot be used. The log says what changes, or what is wrong."""
+    try:
+        found = read()
+    except ConfigError as error:
+        refused(error)
+        return None
+    step = change(running.config, found.config)
+    logs.logger(__name__).info(
+        logs.CONFIG_RELOADED, changed=step.changed, waiting_for_restart=step.waiting, warnings=found.warnings
+    )
+    return replace(found, config=step.config)
+
+
+def refused(error: ConfigError) -> None:
+    """Log what is wrong with a configuration."""
+    logs.logger(__name__).error(logs.CONFIG_NOT_RELOADED, problems=str(error).splitlines())
+
+
+class Reloading:
+    """Has a proxy go on with another configuration.
+
+    Args:
+        app: The proxy.
+        running: The configuration it has.
+    """
+
+    def __init__(self, app: "Proxy", running: Loaded) -> None:
+        self._app = app
+        self._running = running
+        self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._begun = threading.Event()
+
+    def begin(self) -> None:
+        """The proxy runs, in this event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._begun.set()
+
+    def on_hangup(self, read: Reread) -> None:
+        """Read the configuration again whenever the process is told SIGHUP. To be called in the loop."""
+        if hasattr(signal, "SIGHUP"):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_beside, read)
+
+    def told(self, found: Loaded | None) -> None:
+        """`take` or, without a configuration, `refuse`, from another thread; waits until the proxy runs."""
+        self._begun.wait()
+        if self._loop is not None:
+            call = self.refuse if found is None else partial(self.take, found)
+            self._loop.call_soon_threadsafe(call)
+
+    def take(self, found: Loaded) -> None:
+        """Go on with a configuration that was read."""
+        try:
+            self._app.reload(found)
+        except ConfigError as error:
+            refused(error)
+            self.refuse()
+        else:
+            self._running = found
+            self._app.reloaded(taken=True)
+
+    def refuse(self) -> None:
+        """Go on as before: what was read could not be used."""
+        self._app.reloaded(taken=False)
+
+    def _read_beside(self, read: Reread) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._read(read))
+
+    async def _read(self, read: Reread) -> None:
+        found = await asyncio.to_thread(reread, read, self._running)
+        if found is None:
+            self.refuse()
+        else:
+            self.take(found)
