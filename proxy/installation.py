@@ -53,7 +53,8 @@ def opened_tracer(config: Config) -> Tracer | None:
     Raises:
         ConfigError: The configuration names one, and what it takes is not installed.
     """
-    endpoint, off = config.observability.otlp_endpoint, os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    endpoint = config.observability.otlp_endpoint
+    off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
     if off or not (endpoint or any(map(os.environ.get, COLLECTORS))):
         return None
     try:

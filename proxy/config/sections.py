@@ -296,4 +296,4 @@ class ObservabilitySection(BaseModel):
     trace_content: Annotated[bool, Only(value=False)] = False
     """Whether message text may enter traces."""
     otlp_endpoint: HttpUrlIfAny = ""
-    """Base URL of a collector for traces (OTLP over HTTP); empty: that of `OTEL_…`, else none (extra `otel`)."""
+    """Base URL of a collector for traces (OTLP over HTTP, extra `otel`); empty: that of `OTEL_…`, or none."""
