@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from proxy.anchors import Anchors
+from proxy.announcing import Announcing
 from proxy.compaction.brief import SummaryRoute
 from proxy.compaction.checkpoint_index import CheckpointIndex
 from proxy.compaction.compactor import Compactor
@@ -73,8 +74,9 @@ class Aside:
             stack.push_async_callback(records.close)
             index, history = CheckpointIndex(records), History(records, KEPT_S)
             wishing = Wishing(records, KEPT_S)
-            making = Making(self.summarising, records, index, history, self.reading)
-            rounds = Rounds(making, history)
+            announce = Announcing()  # to the log alone
+            making = Making(self.summarising, records, index, history, self.reading, announce=announce)
+            rounds = Rounds(making, history, announce=announce)
             stack.push_async_callback(rounds.close)
             viewer = Viewer(self.reading, records, index, self.learning, Anchors(records), wishing)
             replacing = Replacing(viewer, rounds, making, self.reading, wishing, Effects(), self.ordering)
