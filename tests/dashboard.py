@@ -223,7 +223,9 @@ def sample(say: Callable[[str], str] = str) -> dict[str, Any]:
                 "net_usd": 1.92,
             },
         },
-        f"{one}/exchanges": {"exchanges": [exchange, {**exchange, "at": AT + 9, "request": say("req-8")}]},
+        f"{one}/exchanges": {
+            "exchanges": [{**exchange, "round": None}, {**exchange, "request": say("req-8")}]
+        },
         f"{one}/compactions": {"compactions": [{**event, "undone": False, "pays_back_after": 2.0}]},
         f"{one}/compactions/{PLACE}": {
             **event,

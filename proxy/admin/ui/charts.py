@@ -8,34 +8,46 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from proxy.admin.ui.shown import Counters, Outcome, Round
+from proxy.admin.ui.shown import Counters, Outcome
 from proxy.core.exchange import Exchange
 
 # More columns than this are no picture; the newest are drawn.
 MAX_COLUMNS = 500
+_STEPS_S = {"hour": 3_600, "day": 86_400}
 
 
-def period(rows: Sequence[Counters]) -> str:
-    """Tokens that clients sent and that were forwarded over time, with rounds and the cached share."""
-    dated = [(_seconds(row.of), row) for row in rows]
-    drawn = [(at, row) for at, row in dated if at is not None][-MAX_COLUMNS:]
+def period(rows: Sequence[Counters], by: str, since: float | None, until: float | None) -> str:
+    """Tokens that clients sent and that were forwarded over time, with rounds and the cached share.
+
+    Args:
+        rows: Hours or days in which something happened.
+        by: `hour` or `day`.
+        since: Seconds since the epoch; None: the first row.
+        until: Likewise; None: the last row.
+    """
+    known = {at: row for row in rows if (at := _seconds(row.of)) is not None}
+    step = _STEPS_S[by]
+    first = min(known, default=0) if since is None else int(since) // step * step
+    last = max(known, default=0) if until is None else int(until) // step * step
+    columns = range(max(first, last - (MAX_COLUMNS - 1) * step), last + 1, step)
+    drawn = [known.get(at) for at in columns]
     return _json(
         {
             "kind": "period",
-            "x": [at for at, _ in drawn],
-            "sent": [row.tokens_before for _, row in drawn],
-            "forwarded": [row.tokens_after for _, row in drawn],
-            "cached": [min(row.cached_tokens, row.tokens_after) for _, row in drawn],
-            "rounds": [row.rounds for _, row in drawn],
+            "x": list(columns),
+            "sent": [row and row.tokens_before for row in drawn],
+            "forwarded": [row and row.tokens_after for row in drawn],
+            "cached": [row and min(row.cached_tokens, row.tokens_after) for row in drawn],
+            "rounds": [row and row.rounds for row in drawn],
         }
     )
 
 
-def requests(exchanges: Sequence[Exchange], rounds: Sequence[Round]) -> str:
-    """What each request of a conversation was and became."""
+def requests(exchanges: Sequence[Exchange]) -> str:
+    """What each request of a conversation was and became; a round where it came into force."""
     drawn = exchanges[-MAX_COLUMNS:]
     first = len(exchanges) - len(drawn)
-    made = {each.event.request: each.event.round for each in rounds if each.event.request}
+    before = [exchanges[0].round if exchanges else None, *(each.round for each in exchanges)][first:]
     return _json(
         {
             "kind": "requests",
@@ -44,7 +56,9 @@ def requests(exchanges: Sequence[Exchange], rounds: Sequence[Round]) -> str:
             "forwarded": [_forwarded(each) for each in drawn],
             "cached": [each.cached_tokens for each in drawn],
             "trigger": [each.trigger for each in drawn],
-            "rounds": [made.get(each.request) if each.request else None for each in drawn],
+            "rounds": [
+                each.round if each.round != last else None for each, last in zip(drawn, before, strict=False)
+            ],
         }
     )
 
@@ -68,13 +82,13 @@ def _forwarded(exchange: Exchange) -> int | None:
     return exchange.tokens_after if exchange.prompt_tokens is None else exchange.prompt_tokens
 
 
-def _seconds(of: str) -> float | None:
+def _seconds(of: str) -> int | None:
     """The beginning of an hour or a day, in seconds since the epoch."""
     try:
         at = datetime.fromisoformat(of)
     except ValueError:
         return None
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
 
 
 def _json(told: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from proxy.admin.ui.api import Api
 from proxy.admin.ui.panes import MAX_SHOWN_CHARACTERS, panes
 from proxy.admin.ui.rendering import Pages
 from proxy.admin.ui.shown import Counters, Hit, Model, Prompt, Row, Text
+from proxy.core.event import number
 
 # The ranges of the overview, and by what each is drawn.
 RANGES = {"24h": "hour", "7d": "hour", "30d": "day"}
@@ -69,7 +70,9 @@ class Looking:
             rows=rows,
             models=readings.rows(Counters, by_model.get("rows")),
             events=readings.happened(lately.get("events")),
-            chart=charts.period(rows),
+            chart=charts.period(
+                rows, RANGES[since], number(over_time.get("since")), number(over_time.get("until"))
+            ),
             base_url=_base_url(request),
         )
 
@@ -106,7 +109,7 @@ class Looking:
             exchanges=exchanges,
             latest=next((each for each in reversed(exchanges) if each.tokens_before is not None), None),
             rounds=rounds,
-            chart=charts.requests(exchanges, rounds),
+            chart=charts.requests(exchanges),
             done=DONE.get(request.query_params.get("done", ""), ""),
         )
 

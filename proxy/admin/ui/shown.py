@@ -158,8 +158,9 @@ class Setting:
 
     @property
     def section(self) -> str:
-        """The first word of its key."""
-        return self.key.partition(".")[0]
+        """What it stands under: the first word of its key, or the strategy that it shapes."""
+        words = self.key.split(".")
+        return ".".join(words[:3] if words[1:2] == ["strategies"] else words[:1])
 
 
 @dataclass(frozen=True, slots=True)

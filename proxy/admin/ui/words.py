@@ -34,6 +34,7 @@ KINDS = {
     "failed-open": "Failed open",
     "over-limit": "Over the limit",
     "recovered": "Recovered",
+    "installed": "In force",
     "measured": "Measured",
     "undone": "Undone",
     "marked": "Compact next",
@@ -93,7 +94,7 @@ def milliseconds(seconds: float | None) -> str:
 
 def duration(seconds: float | None) -> str:
     """A duration in seconds."""
-    return UNKNOWN if seconds is None else f"{seconds:.1f} s"
+    return milliseconds(seconds) if seconds is None or seconds < 1 else f"{seconds:.1f} s"
 
 
 def stamp(at: float | None) -> str:
