@@ -1,4 +1,4 @@
-"""Checks that the wheel in the folder given is whole: vocabularies, prompts and the type marker are in it."""
+"""Checks that the wheel in the folder given is whole: vocabularies, prompts, pages, the type marker are in it."""
 
 # ruff: noqa: INP001 - a script, not a package
 
@@ -6,7 +6,10 @@ import sys
 from pathlib import Path
 from zipfile import ZipFile
 
-PATTERNS = ("data/*.xz", "data/*.json", "data/NOTICE", "prompts/*.md", "py.typed")
+PATTERNS = (
+    "data/*.xz", "data/*.json", "data/NOTICE", "prompts/*.md", "py.typed",
+    "admin/templates/*.html", "admin/static/*.*", "admin/static/NOTICE",
+)  # fmt: skip
 PACKAGE = Path(__file__).resolve().parent.parent / "proxy"
 
 
