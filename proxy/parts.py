@@ -1,7 +1,8 @@
 """Everything that is built once: what the proxy keeps, learns and counts with, opened and closed together."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pkgutil import resolve_name
 
@@ -90,9 +91,17 @@ class Parts:
         config: The configuration; a store URL that is not set means memory.
         store: A store to use in place of the configured one.
         writer: Who writes summaries in place of the models that the configuration names.
+        clock: Monotonic seconds, by which conversations are left alone after a failed summary.
     """
 
-    def __init__(self, config: Config, store: Store | None, writer: SummaryModel | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        store: Store | None,
+        writer: SummaryModel | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         check_instructions(config)
         store_url = config.store.url or "memory://"
         self.store = store or opened_store(config, store_url)
@@ -138,7 +147,7 @@ class Parts:
         self.making = Making(
             summarising, self.records, self.index, self.history, self.reading, announce=self.announcing
         )
-        self.rounds = Rounds(self.making, self.history, announce=self.announcing)
+        self.rounds = Rounds(self.making, self.history, announce=self.announcing, clock=clock)
         self.secret = Secret(config, store_url, self.store, report)
         self.ready = False
 

@@ -12,10 +12,10 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import count
 from typing import Any
 
 from proxy import logs
-from proxy.adapters.genai_price_table import GenaiPriceTable
 from proxy.adapters.memory_store import MemoryStore
 from proxy.adapters.tiktoken_counter import TiktokenCounter
 from proxy.compaction.brief import SummaryRoute
@@ -37,6 +37,8 @@ from proxy.relay.summary_routes import summary_routes
 
 # Whatever is kept of one conversation at a time, its archive included.
 STORE_BYTES = 128 * 1024 * 1024
+# Whenever the time is asked for, so much of it has gone by: people take minutes where a rehearsal takes none.
+PAUSE_S = 60.0
 # The relay comes first.
 NICENESS = 10
 # A client's request, as far as it says whom to ask for a summary.
@@ -66,7 +68,13 @@ async def staged(config: Config) -> AsyncIterator[Stage]:
     config = _aside(config)
     counter = TiktokenCounter(lambda _: None)
     writer = Writer(Provider(counter))
-    parts = Parts(config, MemoryStore(max_bytes=STORE_BYTES), writer)
+    moments = count()
+    parts = Parts(
+        config,
+        MemoryStore(max_bytes=STORE_BYTES),
+        writer,
+        clock=lambda: PAUSE_S * next(moments),
+    )
     upstream = Upstream(
         base_url=config.upstream.base_url,
         api_key="",
@@ -76,8 +84,7 @@ async def staged(config: Config) -> AsyncIterator[Stage]:
         read_timeout_s=0,
     )
     target = origin(config.upstream.base_url)
-    pricing = Pricing(config, GenaiPriceTable())
-    await pricing.ready()
+    await parts.pricing.ready()
     async with parts.running(None):
         yield Stage(
             compactor=parts.compactor(config),
@@ -86,7 +93,7 @@ async def staged(config: Config) -> AsyncIterator[Stage]:
             counter=parts.counter,
             settings=partial(for_model, config),
             routes=partial(_routes, config, upstream),
-            price=partial(_price, pricing, target),
+            price=partial(_price, parts.pricing, target),
             origin=target,
         )
 

@@ -36,8 +36,9 @@ class Played:
         calls: Summary calls made for it, or behind its answer.
         trigger: T, in tokens; None: nothing fires by itself.
         over: Whether it was still over the window once it was compacted, and had to be made shorter.
-        failed: Whether it could not be made to fit, or went on as it came because of trouble of ours.
+        failed: Whether it could not be made to fit, or met a fault of ours.
         kept: Whether it began with all that was forwarded before.
+        failed_open: Whether a round was due for it, and it went on without.
     """
 
     point: Point
@@ -47,6 +48,7 @@ class Played:
     over: bool
     failed: bool
     kept: bool
+    failed_open: bool = False
 
 
 def result(subject: Subject, played: Sequence[Played], prices: Mapping[str, Price | None]) -> Result:
@@ -81,6 +83,7 @@ def result(subject: Subject, played: Sequence[Played], prices: Mapping[str, Pric
         steady_requests=sum(steady),
         over_without=sum(each.before > subject.window for each in points),
         over_with=sum(each.over for each in played),
+        failed_open=sum(each.failed_open for each in played),
         failed=sum(each.failed for each in played),
         tokens=bill(list(_in_tokens(subject.model, played))),
         dollars=_dollars(subject.model, played, prices),

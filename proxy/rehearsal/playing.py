@@ -157,13 +157,21 @@ async def _request(stage: Stage, run: _Run, length: int) -> Played:
     kept = tuple(prompt.messages[: len(run.forwarded)]) == run.forwarded
     run.forwarded, run.place = tuple(prompt.messages), fit.report.place
     completion = run.provider.answer_tokens(run.recording.answer(length), run.model)
-    failed = fit.report.status is Status.FAILED_OPEN or _excess(run, body, size) is not None
+    failed_open = fit.report.status is Status.FAILED_OPEN
+    failed = _excess(run, body, size) is not None or (failed_open and fit.report.reason == "internal")
     await stage.observing.observe(ask, fit, None if failed else Usage(size, completion, cached))
     if fit.ahead and not failed:
         await stage.compactor.prepare(ask)
     await _quiet(run.around)
     return Played(
-        point, completion, tuple(run.calls[since:]), fit.report.trigger, over is not None, failed, kept
+        point,
+        completion,
+        tuple(run.calls[since:]),
+        fit.report.trigger,
+        over is not None,
+        failed,
+        kept,
+        failed_open,
     )
 
 

@@ -79,7 +79,9 @@ class Result:
         steady_requests: How many of them began with all that was forwarded before.
         over_without: Requests that are over the window as the client sent them.
         over_with: Requests that were over it, and had to be made shorter after all.
-        failed: Requests that could not be made to fit, or went on as they came because of trouble of ours.
+        failed_open: Requests that a round was due for, and that went on without: no summary came, or it would
+            have made nothing shorter.
+        failed: Requests that could not be made to fit, or met a fault of ours.
         tokens: The bill in uncached input tokens, at assumed shares.
         dollars: The bill in dollars; None where a price is not known.
         price_source: Where the prices are from.
@@ -105,6 +107,7 @@ class Result:
     steady_requests: int
     over_without: int
     over_with: int
+    failed_open: int
     failed: int
     tokens: Bill
     dollars: Bill | None
@@ -176,7 +179,7 @@ def to_fields(result: Result) -> dict[str, Any]:
 _ADDED = (
     "requests", "rounds", "summary_calls", "summary_prompt_tokens", "summary_completion_tokens",
     "sent_tokens", "forwarded_tokens", "cached_tokens", "cached_without_tokens", "comparable_requests",
-    "steady_requests", "over_without", "over_with", "failed",
+    "steady_requests", "over_without", "over_with", "failed_open", "failed",
 )  # fmt: skip
 
 
