@@ -22,6 +22,9 @@ EXPIRY_S = 600.0
 LEAST_CACHED_TOKENS = 1_024
 # Requests of a conversation that are remembered: it may have branches, and agents that share its id.
 MAX_HEARD = 8
+# Estimates of what was removed wobble by so much, in tokens and as a share; what is more was removed anew.
+WOBBLE_TOKENS = 1_000
+WOBBLE_SHARE = 0.10
 # Stands for a shortfall where a provider caches nothing, in tokens.
 NOTHING_CACHED_TOKENS = 10**12
 
@@ -49,7 +52,9 @@ class Heard(NamedTuple):
         at: When, in seconds since the epoch.
         model: Which model.
         digest: Prefix digest of the client's whole list; empty where the request was not read.
-        before: Tokens of the client's list.
+        before: Tokens of the client's list, as far as possible as the provider would count them.
+        estimate: The same, estimated; None where the request was not read.
+        removed: Tokens that were left away, estimated.
         forwarded: Tokens of what was forwarded, as the provider counted them.
         form: What had been made of the list: two requests of one form that continue one another have what
             the first one forwarded in common.
@@ -59,6 +64,8 @@ class Heard(NamedTuple):
     model: str
     digest: bytes
     before: int
+    estimate: int | None
+    removed: int
     forwarded: int
     form: str
 
@@ -100,8 +107,9 @@ def saving(
     prompt = exchange.prompt_tokens
     if prompt is None:
         return None, known
-    now = _heard(exchange, prefixes, prompt)
-    earlier = _continued(now, prefixes, known)
+    heard = _heard(exchange, prefixes, prompt)
+    earlier = _continued(heard, prefixes, known)
+    now = heard._replace(before=_before(exchange, heard, earlier))
     shortfall = _shortfall(exchange, now, earlier, known.shortfall)
     made = _priced(exchange, now, _unchanged_cached(exchange, now, earlier, known, shortfall), price)
     others = tuple(each for each in known.heard if (each.model, each.digest) != (now.model, now.digest))
@@ -109,7 +117,7 @@ def saving(
 
 
 def _removed(exchange: Exchange) -> int:
-    """Tokens that were left away, or stand-ins were put for, at the rate at which the provider counts."""
+    """Tokens that were left away, less what stands in for them, estimated."""
     if exchange.tokens_before is None or exchange.tokens_after is None:
         return 0
     return max(0, exchange.tokens_before - exchange.tokens_after)
@@ -119,7 +127,26 @@ def _heard(exchange: Exchange, prefixes: Sequence[bytes], prompt: int) -> Heard:
     removed = _removed(exchange)
     form = f"{exchange.strategy}/{exchange.round}" if removed else ""
     digest = prefixes[-1] if prefixes else b""
-    return Heard(exchange.at, exchange.model, digest, prompt + removed, prompt, form)
+    return Heard(
+        exchange.at, exchange.model, digest, prompt + removed, exchange.tokens_before, removed, prompt, form
+    )
+
+
+def _before(exchange: Exchange, now: Heard, earlier: Heard | None) -> int:
+    """Tokens of the client's list: those that the provider has counted once, and what has come since then.
+
+    What has come is counted, too, where what stands before it has not changed, else it is estimated. So the
+    error of estimates does not grow with what was removed.
+    """
+    if earlier is None or not now.removed:
+        return now.before
+    if _kept_prefix(exchange, now, earlier):
+        anew = now.removed - earlier.removed  # of a new message that was shortened at once
+        anew = anew if anew > max(WOBBLE_TOKENS, WOBBLE_SHARE * earlier.removed) else 0
+        return earlier.before + now.forwarded - earlier.forwarded + anew
+    if now.estimate is None or earlier.estimate is None:
+        return now.before
+    return max(now.forwarded, earlier.before + max(0, now.estimate - earlier.estimate))
 
 
 def _continued(now: Heard, prefixes: Sequence[bytes], known: Standing) -> Heard | None:

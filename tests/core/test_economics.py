@@ -221,6 +221,24 @@ def test_the_sum_agrees_with_two_conversations_that_are_played(
     assert cost + net == pytest.approx(never, rel=0.01)
 
 
+def test_the_error_of_estimates_does_not_grow_with_what_was_removed() -> None:
+    """What the provider has counted is believed, the rest estimated."""
+    standing: Standing | None = None
+    for count, exchange in enumerate(
+        [
+            asked(0, 30_000, 30_000, 0),
+            asked(1, 40_000, 15_000, 0, status="applied"),
+            asked(2, 42_900, 17_000, 15_000, status="reused"),
+            asked(3, 69_900, 20_000, 17_000, status="reused"),  # a new result was shortened at once
+        ],
+        1,
+    ):
+        _, standing = saving(exchange, digests(2 * count), standing, PRICE)
+
+    assert standing is not None
+    assert [each.before for each in standing.heard] == [30_000, 40_000, 42_000, 69_000]
+
+
 def test_a_round_pays_back_what_it_cost_by_what_it_saves_with_each_request() -> None:
     # 80,000 tokens fewer at 0.1 save 8,000 a request; the cache of the 20,000 that stay costs 18,000
     assert pay_back(100_000, 20_000, PRICE, summary_usd=6_000) == pytest.approx(3.0)
