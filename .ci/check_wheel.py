@@ -1,4 +1,4 @@
-"""Checks that the wheel in the folder given is whole: vocabularies, prompts, pages, the type marker are in it."""
+"""Checks that the wheel in the folder given is whole: vocabularies, prompts, pages and the type marker."""
 
 # ruff: noqa: INP001 - a script, not a package
 
