@@ -19,6 +19,9 @@ from proxy.serving import served
 
 FILLER = "and then we looked at the ledger once more, line by line. " * 4
 LONG, LONGER = 61, 101
+# What was learned of the model and what all have used belong to no conversation; the list of a day names ids
+# until it expires, and nobody is shown one that was deleted.
+OF_NOBODY = {"model", "hours", "writers", "recent"}
 
 
 class Kept(MemoryStore):
@@ -28,8 +31,8 @@ class Kept(MemoryStore):
         """Nothing is forgotten."""
 
     def names(self) -> set[str]:
-        """Kinds of what is stored; what was learned of the model belongs to no conversation."""
-        return {key.partition("}:")[2].partition(":")[0] for key in self._held} - {"model"}
+        """Kinds of what is stored of conversations, and of whoever they belong to."""
+        return {key.partition("}:")[2].partition(":")[0] for key in self._held} - OF_NOBODY
 
 
 class Held:
