@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 RUN_WORDS = 3
-# At most so many characters are compared, on either side: 50 ms of one core.
-MAX_COMPARED_CHARACTERS = 200_000
+# At most so many characters are compared, on either side, so that a round takes 100 ms of one core.
+MAX_COMPARED_CHARACTERS = 100_000
 # A word that means something alone has so many characters, and a digit or one of these signs in it.
 _TELLING_CHARACTERS = 4
 _TELLING = re.compile(r"[\d/_\\@:=]|\w\.\w")
