@@ -216,12 +216,12 @@ def _chat(config: Config, parts: Parts, upstream: Upstream, gate: Gate, admissio
     return Chat(
         config,
         upstream,
-        origin(config.upstream.base_url),
         compactor=compactor,
         aftermath=aftermath,
         gate=gate,
         secret=lambda: parts.secret.value,
         admission=admission,
+        tracer=parts.tracer,
     )
 
 

@@ -34,7 +34,6 @@ TAP_FAILED = "relay.tap_failed"
 NOT_OBSERVED = "relay.not_observed"
 UPSTREAM_TRUNCATES = "upstream.truncates"
 NOT_ANNOUNCED = "event.not_announced"
-CONVERSATIONS_NOT_WRITTEN = "conversations.not_written"
 JOURNAL_NOT_WRITTEN = "journal.not_written"
 FEED_NOT_READ = "feed.not_read"
 

@@ -12,9 +12,9 @@ from proxy import __version__
 from proxy.accounts import Accounts
 from proxy.adapters.character_counter import CharacterCounter
 from proxy.adapters.engine_transport import EngineTransport
-from proxy.adapters.genai_price_table import GenaiPriceTable
 from proxy.adapters.memory_store import MemoryStore
 from proxy.adapters.outgoing_proxy import environment_proxies
+from proxy.adapters.price_process import PriceProcess
 from proxy.adapters.prometheus import Heard, Metrics
 from proxy.adapters.summary_model import HttpSummaryModel
 from proxy.adapters.tiktoken_counter import TiktokenCounter
@@ -37,7 +37,6 @@ from proxy.compaction.rounds import Rounds
 from proxy.compaction.summarising import Summarising
 from proxy.compaction.viewer import Viewer
 from proxy.config.model import Config
-from proxy.conversations import Conversations
 from proxy.counting import Counting
 from proxy.errors import StoreUnavailable
 from proxy.feed import Feed
@@ -122,21 +121,10 @@ class Parts:
         self.reading = Reading(self.countings)
         self.learning = Learning(self.records)
         self.index = CheckpointIndex(self.records)
-        self.pricing = Pricing(config, GenaiPriceTable())
+        self.pricing = Pricing(config, PriceProcess())
         self.growth = Growth()
         self.anchors = Anchors(self.records)
-        self.conversations = Conversations(self.records, config.store.ttl_s)
-        self.accounts = Accounts(self.records, config.store.ttl_s)
-        self.statistics = Statistics(self.records, config.store.ttl_s)
-        self.feed = Feed(self.records, config.store.ttl_s)
-        self.journal = Journal(self.accounts, self.statistics, self.feed, self.records.outdated, self.pricing)
-        self.announcing = Announcing(
-            self.statistics.heard, self.accounts.heard, self.feed.heard, self.metrics.event
-        )
-        self.journal.listeners.append(self._exchanged)
-        self.tracer = None if writer else opened_tracer(config)  # a rehearsal is nobody's request
-        if self.tracer is not None:
-            self.announcing.listeners.append(self.tracer.event)
+        self._tell(config, quiet=writer is not None)
         self.owners = Owners(self.records, config.store.ttl_s)
         self.history = History(self.records, config.store.ttl_s)
         self.wishing = Wishing(self.records, config.store.ttl_s)
@@ -151,6 +139,20 @@ class Parts:
         self.secret = Secret(config, store_url, self.store, report)
         self.ready = False
 
+    def _tell(self, config: Config, *, quiet: bool) -> None:
+        """What keeps and tells of what happens. Of a rehearsal, nobody's request, nothing is traced."""
+        self.accounts = Accounts(self.records, config.store.ttl_s)
+        self.statistics = Statistics(self.records, config.store.ttl_s)
+        self.feed = Feed(self.records, config.store.ttl_s)
+        self.journal = Journal(self.accounts, self.statistics, self.feed, self.records.outdated, self.pricing)
+        self.announcing = Announcing(
+            self.statistics.heard, self.accounts.heard, self.feed.heard, self.metrics.event
+        )
+        self.journal.listeners.append(self._exchanged)
+        self.tracer = None if quiet else opened_tracer(config)
+        if self.tracer is not None:
+            self.announcing.listeners.append(self.tracer.event)
+
     @asynccontextmanager
     async def running(self, _: object) -> AsyncIterator[None]:
         """The life cycle: ready when the tokenizer is loaded, whatever the store does."""
@@ -163,7 +165,6 @@ class Parts:
             stack.push_async_callback(self.transport.aclose)
             stack.push_async_callback(self.journal.close)
             stack.push_async_callback(self.feed.close)
-            stack.push_async_callback(self.conversations.close)
             stack.push_async_callback(self.anchors.close)
             stack.push_async_callback(self.rounds.close)
             await asyncio.gather(
@@ -174,7 +175,6 @@ class Parts:
             stack.callback(asking.cancel)
             measuring = asyncio.create_task(self.metrics.keep_fresh())
             stack.callback(measuring.cancel)
-            self.conversations.start()
             self.journal.start()
             self.anchors.start()
             self.ready = True

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from proxy.announcing import Listener, event_id, unheard
-from proxy.conversations import Totals
 from proxy.core.event import BYPASSED, COMPACTED, MARKED, PINNED, RESUMED, UNDONE, UNPINNED, Event
 from proxy.core.keys import conversation_key, scope_prefix, tenant_prefix
+from proxy.core.totals import Totals, from_fields
 from proxy.errors import RequestRefused, StoreUnavailable
 from proxy.history import KEPT_ROOT_LINES, History
 from proxy.owners import Owners
 from proxy.recall import Hit, Recall, Recalled
-from proxy.storage.records import Fields, Records
+from proxy.storage.records import Records
 from proxy.wishes import MAX_PIN_CHARACTERS, MAX_PINS, Wishes, Wishing, pin_id, valid_pin
 
 
@@ -35,26 +35,6 @@ class Overview:
     rounds: tuple[Event, ...]
     undone: frozenset[str]
     wishes: Wishes
-
-
-def _totals(fields: Fields | None) -> Totals:
-    """The totals in a record; what is no number counts as nothing."""
-    told = fields or {}
-
-    def whole(name: str) -> int:
-        value = told.get(name)
-        return value if isinstance(value, int) else 0
-
-    model, last_at = told.get("model"), told.get("last_at")
-    return Totals(
-        model=model if isinstance(model, str) else "",
-        requests=whole("requests"),
-        request_bytes=whole("request_bytes"),
-        prompt_tokens=whole("prompt_tokens"),
-        completion_tokens=whole("completion_tokens"),
-        cached_tokens=whole("cached_tokens"),
-        last_at=float(last_at) if isinstance(last_at, int | float) else 0.0,
-    )
 
 
 def _unknown(what: str, code: str) -> RequestRefused:
@@ -107,7 +87,7 @@ class Steering:
         events = await self._history.of(tenant, conversation)
         wishes = await self._wishing.of(tenant, conversation)
         return Overview(
-            totals=_totals(fields),
+            totals=from_fields(fields or {}),
             rounds=tuple(event for event in events if event.kind == COMPACTED),
             undone=frozenset(place.hex() for place in wishes.undone),
             wishes=wishes,

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from proxy.admin.figures import Money, money
-from proxy.conversations import Totals
 from proxy.core.event import Event
+from proxy.core.totals import Totals
 from proxy.recall import Hit, Recalled
 from proxy.steering import Overview
 from proxy.watching import Standing

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from proxy import logs, serving
 from proxy.cli.reloading import Reloading, Reread
-from proxy.cli.shared_metrics import join_metrics
 from proxy.compaction.policies import policy_for
 from proxy.config.checks import is_loopback
 from proxy.config.model import Config, for_model
@@ -182,8 +181,7 @@ def serve_on(
         started: Called with the socket once requests are accepted.
         ending: Called when the proxy begins to end.
         worker: Number of the worker that this process is; None if it is the only one.
-        obey: Given the server and what gives it another configuration, to be told by something else than
-            signals.
+        obey: Given the server and what gives it another configuration, to be told by other means too.
         reread: Reads the configuration again, on SIGHUP; None: the signal is somebody else's.
 
     Raises:
@@ -202,13 +200,9 @@ def serve_on(
 
     def accept() -> None:
         settle()
-        reloading.begin()
-        if reread is not None:
-            reloading.on_hangup(reread)
+        reloading.begin(reread)
         started(bound)
 
-    if worker is not None:
-        join_metrics(worker)
     running, reloading = _built(loaded, waits, told, insistent=worker is None)
     if obey is not None:
         obey(running, reloading)

@@ -54,15 +54,12 @@ class Reloading:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._begun = threading.Event()
 
-    def begin(self) -> None:
-        """The proxy runs, in this event loop."""
+    def begin(self, read: Reread | None) -> None:
+        """The proxy runs, in this event loop; on SIGHUP its configuration is read again by `read`, if any."""
         self._loop = asyncio.get_running_loop()
         self._begun.set()
-
-    def on_hangup(self, read: Reread) -> None:
-        """Read the configuration again whenever the process is told SIGHUP. To be called in the loop."""
-        if hasattr(signal, "SIGHUP"):
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_beside, read)
+        if read is not None and hasattr(signal, "SIGHUP"):
+            self._loop.add_signal_handler(signal.SIGHUP, self._read_beside, read)
 
     def told(self, found: Loaded | None) -> None:
         """`take` or, without a configuration, `refuse`, from another thread; waits until the proxy runs."""

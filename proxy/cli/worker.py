@@ -12,6 +12,7 @@ from socket import socket
 from proxy import logs, serving
 from proxy.cli.foreground import serve_on
 from proxy.cli.reloading import Reloading
+from proxy.cli.shared_metrics import join_metrics
 from proxy.config.sources import Loaded
 from proxy.errors import ConfigError, ProxyError
 
@@ -46,6 +47,7 @@ def work(loaded: Loaded, bound: socket, parent: Connection, number: int) -> None
     def obey(running: serving.Foreground, reloading: Reloading) -> None:
         threading.Thread(target=_obey, args=(parent, running, reloading), daemon=True).start()
 
+    join_metrics(number)
     try:
         serve_on(
             lambda: bound,

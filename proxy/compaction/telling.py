@@ -16,6 +16,7 @@ from proxy.core.event import COMPACTED, FAILED, INSTALLED, MAX_MESSAGE_IDS, Even
 from proxy.core.ledger_text import flat
 from proxy.core.survival import survived
 from proxy.detail import KEPT, STAND_IN, Shown
+from proxy.logs import REQUEST
 
 # How a round ended: a request goes on with it, or waits for one that will.
 APPLIED, SCHEDULED = "applied", "scheduled"
@@ -58,6 +59,7 @@ def installed_event(view: View, ready: Checkpoint, place: bytes, due: str, at: f
         at,
         conversation=view.conversation or ready.conversation,
         id=event_id(),
+        request=REQUEST.get(""),
         strategy=ready.strategy,
         round=ready.round,
         place=place.hex(),
@@ -79,6 +81,7 @@ def _about(job: Job, price: Price) -> dict[str, Any]:
     told = {
         "conversation": job.conversation,
         "id": event_id(),
+        "request": REQUEST.get(""),
         "strategy": job.policy.name,
         "round": job.plan.round,
         "asked": job.model,

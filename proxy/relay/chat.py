@@ -25,11 +25,12 @@ from proxy.relay.control import ASKING, Control, control
 from proxy.relay.exchange import Answer, Upstream, build_request, open_answer, relay_back, send_error
 from proxy.relay.gate import Gate
 from proxy.relay.headers import first_values, length_of, value
-from proxy.relay.identity import Identities
+from proxy.relay.identity import Identities, origin
 from proxy.relay.inbound import read_body, while_connected
 from proxy.relay.passage import Passage, request_id
 from proxy.relay.paths import deployment
 from proxy.relay.summary_routes import summary_routes
+from proxy.tracing import Tracer
 
 # How much of an error's body is looked at, in bytes.
 PEEK_BYTES = 65_536
@@ -43,29 +44,29 @@ class Chat:
     Args:
         config: The configuration.
         upstream: Where requests go.
-        origin: Of the upstream, as identities name it.
         compactor: Makes requests fit.
         aftermath: Learns from answers.
         gate: Lets small requests through.
         secret: Gives the key of the digests that tell tenants apart.
         admission: Places for requests under way.
+        tracer: Follows requests; None: nobody does.
     """
 
     def __init__(
         self,
         config: Config,
         upstream: Upstream,
-        origin: str,
         *,
         compactor: Compactor,
         aftermath: Aftermath,
         gate: Gate,
         secret: Callable[[], bytes],
         admission: Admission,
+        tracer: Tracer | None = None,
     ) -> None:
         self._config = config
         self._upstream = upstream
-        self._origin = origin
+        self._origin = origin(config.upstream.base_url)
         self._compactor = compactor
         self._aftermath = aftermath
         self._gate = gate
@@ -73,8 +74,9 @@ class Chat:
         self._reader = Reader(token_bytes(KEY_BYTES))
         session = config.session
         known = bool(config.server.client_keys)
-        self._identities = Identities(origin, session.tenant, session.headers, known=known)
+        self._identities = Identities(self._origin, session.tenant, session.headers, known=known)
         self._admission = admission
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
@@ -96,6 +98,8 @@ class Chat:
             raw = await read_body(receive, self._config.server.max_body_bytes, declared)
             passage = Passage(who, raw, scope, wishes, len(raw), name)
             del raw  # so that it can be let go of
+            if self._tracer is not None:
+                passage.trace = self._tracer.began(scope["headers"], name)
             answered = await self._attended(passage, receive, send)
         finally:
             self._admission.leave()
@@ -112,9 +116,12 @@ class Chat:
                 tap = await self._relay(passage, send)
             usage = tap.result() if tap is not None and not passage.failed else None
         finally:
+            exchange = passage.exchange(usage)
             if passage.asked:
                 whose = passage.who.tenant, passage.conversation, self._origin
-                self._aftermath.note(Noted(*whose, passage.exchange(usage), passage.prefixes))
+                self._aftermath.note(Noted(*whose, exchange, passage.prefixes))
+            if passage.trace is not None:
+                passage.trace.ended(exchange, passage.conversation)
         return None if tap is None else passage.answered(usage)
 
     async def _relay(self, passage: Passage, send: Send) -> UsageTap | None:
@@ -213,9 +220,12 @@ class Chat:
         return shorter or answer
 
     async def _open(self, passage: Passage, raw: bytes) -> Answer:
+        request = build_request(self._upstream, passage.scope, raw)
+        if passage.trace is not None:
+            request = request._replace(headers=passage.trace.asked(request.headers))
         started = time.perf_counter()
         try:
-            return await open_answer(self._upstream, build_request(self._upstream, passage.scope, raw))
+            return await open_answer(self._upstream, request)
         finally:
             passage.waited(time.perf_counter() - started)
 

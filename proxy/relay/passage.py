@@ -15,6 +15,7 @@ from proxy.relay.aftermath import Answered
 from proxy.relay.control import UNREAD, Control, report_headers
 from proxy.relay.headers import Headers
 from proxy.relay.identity import Who
+from proxy.tracing import Trace
 
 # Ids of requests are told apart by the process and a number: they go into logs, and guess nothing.
 _PROCESS = token_hex(5)
@@ -50,6 +51,7 @@ class Passage:
         waited_s: Seconds that the upstream was waited for, before its answers began.
         first_byte_s: Of these, those for the answer that is relayed.
         overhead_s: Seconds from its coming to its answer's being relayed that were not the upstream's.
+        trace: Follows it; None: nobody does.
         recovered: Whether the upstream had refused it as too long, and took a shorter one.
     """
 
@@ -68,6 +70,7 @@ class Passage:
     waited_s: float = 0.0
     first_byte_s: float | None = None
     overhead_s: float = 0.0
+    trace: Trace | None = None
     recovered: bool = False
 
     @property

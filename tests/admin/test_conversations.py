@@ -8,16 +8,16 @@ from typing import Any
 import httpx
 import pytest
 
+from proxy.accounts import Accounts, Kept
 from proxy.adapters.memory_store import MemoryStore
 from proxy.admin.access import Access
 from proxy.admin.api import Api
 from proxy.admin.app import Readiness, create_admin
 from proxy.archive import Round, archived
-from proxy.conversations import Conversations
 from proxy.core.event import COMPACTED, Event
+from proxy.core.exchange import Exchange
 from proxy.core.keys import checkpoints_key
 from proxy.core.message import Call, Message
-from proxy.dialects.usage import Usage
 from proxy.history import round_line
 from proxy.storage.records import Line
 from proxy.wishes import MAX_PINS, Wishes, pin_id
@@ -27,6 +27,14 @@ DAY_S = 86_400.0
 TENANT, NAME = "t_1", "c_0123456789abcdef01234567"
 PATH = f"/admin/v1/conversations/{NAME}"
 ROOT = bytes(32)
+ASKED = Exchange(
+    7.0, "gpt", "none", 200, request_bytes=500, prompt_tokens=100, completion_tokens=10, cached_tokens=60
+)
+# What totals say besides of a request that was not read, and whose price is not known.
+UNPRICED = {
+    "status": "none", "rounds": 0, "priced": 0, "cost_usd": 0.0, "gross_usd": 0.0, "cache_loss_usd": 0.0,
+    "summary_usd": 0.0, "tokens_before": None, "tokens_after": None, "trigger": None, "window": None,
+}  # fmt: skip
 KEY = "secret"
 
 
@@ -97,9 +105,9 @@ class Place:
 async def two_rounds(**settings: Any) -> AsyncIterator[tuple[Place, httpx.AsyncClient]]:
     """A conversation of two rounds and one request, and a client of its API."""
     here = Place()
-    conversations = Conversations(here.records, DAY_S, lambda: 7.0)
-    conversations.note(TENANT, NAME, "gpt", 500, Usage(100, 10, 60))
-    await conversations.flush()
+    accounts = Accounts(here.records, DAY_S)
+    accounts.add(TENANT, NAME, Kept(ASKED, None), None)
+    await accounts.flush()
     await here.owners.note(TENANT, NAME)
     await here.round(1, Message("user", "The port is 4141."), Message("assistant", "Noted."))
     call = Call("1", "read", '{"path": "port.txt"}')
@@ -149,6 +157,7 @@ async def test_a_conversation_is_shown_with_its_totals_rounds_and_wishes() -> No
             "completion_tokens": 10,
             "cached_tokens": 60,
             "last_at": 7.0,
+            **UNPRICED,
         },
         "rounds": [round_of(1), round_of(2)],
         "pins": [{"id": pin_id("Use SI units."), "text": "Use SI units."}],
@@ -266,8 +275,8 @@ async def test_a_conversation_is_forgotten_whole_and_comes_back_when_it_is_used_
     async with two_rounds() as (here, client):
         await client.post(f"{PATH}/compact")
         answer = await client.delete(PATH)
-        # two checkpoints and their archives, lists of both and of rounds; totals, roots, events, wishes
-        assert (answer.status_code, answer.json()) == (200, {"deleted": 11})
+        # two checkpoints, their archives, lists of both and of rounds; totals, exchanges, roots, events, wishes
+        assert (answer.status_code, answer.json()) == (200, {"deleted": 12})
         assert error_of(await client.get(PATH)) == (404, "conversation_not_found")
         await here.owners.note(TENANT, NAME)
         told = (await client.get(PATH)).json()
@@ -276,18 +285,18 @@ async def test_a_conversation_is_forgotten_whole_and_comes_back_when_it_is_used_
 
 async def test_a_tenant_is_forgotten_whole_and_nobody_else() -> None:
     async with two_rounds() as (here, client):
-        conversations = Conversations(here.records, DAY_S, lambda: 7.0)
+        accounts = Accounts(here.records, DAY_S)
         for tenant, name in ((TENANT, "c_other"), ("t_2", "c_foreign")):
-            conversations.note(tenant, name, "gpt", 500, None)
+            accounts.add(tenant, name, Kept(ASKED, None), None)
             await here.owners.note(tenant, name)
-        await conversations.flush()
+        await accounts.flush()
         for name in (NAME, "c_other", "c_foreign"):
             await client.post(f"/admin/v1/conversations/{name}/pins", json={"text": "Stay."})
 
         answer = await client.delete(f"{PATH}/tenant")
 
-        # as in the test above, but for its mark a pin; the other's totals, wishes and events
-        assert (answer.status_code, answer.json()) == (200, {"deleted": 14})
+        # as in the test above, but for its mark a pin; the other's totals, exchanges, wishes and events
+        assert (answer.status_code, answer.json()) == (200, {"deleted": 16})
         assert error_of(await client.get(PATH)) == (404, "conversation_not_found")
         other, foreign = [
             await client.get(f"/admin/v1/conversations/{name}") for name in ("c_other", "c_foreign")

@@ -17,10 +17,10 @@ LONG_TALK = [{"role": ("user", "assistant")[n % 2], "content": f"Word {n}. " * 2
 # A thread of the standard library's, as name look-ups use it, that is at work for a minute at the end.
 HANGING = """
 import asyncio, time
-from proxy.conversations import Conversations
+from proxy.journal import Journal
 async def close(self):
     asyncio.get_running_loop().run_in_executor(None, time.sleep, 60)
-Conversations.close = close
+Journal.close = close
 """
 
 
