@@ -5,7 +5,7 @@ ARGS ?=
 
 UV_RUN := ./.ci/uv run --frozen
 
-.PHONY: demo test lint types bench check sbom audit
+.PHONY: demo test lint types bench docs check sbom audit
 
 demo:
 	@$(UV_RUN) --no-dev compaction-proxy demo
@@ -22,6 +22,10 @@ types:
 
 bench:
 	@$(UV_RUN) python bench/throughput.py $(ARGS)
+
+# The site of docs/ in site/: zensical, and checks that nothing is broken or loaded from elsewhere.
+docs:
+	@$(UV_RUN) --group docs python .ci/docs_site.py
 
 check: lint types test
 

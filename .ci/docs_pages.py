@@ -1,0 +1,151 @@
+"""Rewrite what pages in docs/ take from the code and from each other.
+
+    uv run python .ci/docs_pages.py
+
+docs/clients.md says what `connect` says, docs/operations.md which keys wait for a restart, and docs/llms.txt
+which pages there are. .ci/check_docs.py compares them.
+"""
+
+# ruff: noqa: INP001 - a script, not a package
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from proxy.cli.clients import CLIENTS, Client, filled
+from proxy.config.reloading import AT_START
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+URL = "http://127.0.0.1:4141/v1"
+MODEL = "gpt-5.4-mini"
+# What a block of code is written in, by a word of where it goes; the first that fits.
+LANGUAGES = {
+    "Python": "python", "JavaScript": "js", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json",
+    "shell": "sh", "environment": "sh",
+}  # fmt: skip
+# Those whose lines tests run as they stand; the others are read as what they are written in.
+RUN = {"openai-python", "openai-node", "curl"}
+# How a paragraph begins that is neither heading, table, list nor code.
+PROSE = re.compile(r"\w|\*\*|`(?!``)")
+CLIENTS_HEAD = """# Clients
+
+What to write where, so that a client asks the proxy. `compaction-proxy connect CLIENT` prints the same with
+the address of your proxy; `--apply` changes the file of codex, aider, continue and opencode and keeps the old
+one; and `compaction-proxy run -- COMMAND` changes nothing but the environment of one command.
+
+Keys stay where they are: the client's own goes on to the provider. Where the proxy has the provider's key
+(`upstream.api_key`), any word will do; where it names `server.client_keys`, one of them. From a container,
+this machine is `host.docker.internal`, and the proxy has to listen on an address that the container reaches.
+
+Without an id the messages themselves tell which conversation it is; some [headers](headers.md) carry one.
+
+<!-- Written by .ci/docs_pages.py from what `connect` knows. -->
+"""
+
+
+class Page(NamedTuple):
+    """A page of the nav: its chapter, its title there, and its file below docs/."""
+
+    chapter: str
+    title: str
+    file: str
+
+
+def language(client: Client) -> str:
+    """What a client's lines are written in."""
+    return next((name for word, name in LANGUAGES.items() if word in client.where), "text")
+
+
+def client_chapter(name: str, client: Client) -> Iterator[str]:
+    """A client's lines in docs/clients.md."""
+    yield f"\n## {client.title}\n\n`{name}`. Into {client.where}:\n"
+    if name not in RUN and language(client) != "text":
+        yield "<!-- block: only read, it belongs to another program -->\n"
+    yield f"```{language(client)}\n{filled(client.lines, URL, MODEL)}\n```"
+    if client.note:
+        yield f"\n{client.note}"
+
+
+def clients_page() -> str:
+    """docs/clients.md."""
+    lines = (line for name, client in CLIENTS.items() for line in client_chapter(name, client))
+    return CLIENTS_HEAD + "\n".join(lines) + "\n"
+
+
+def waiting_keys() -> str:
+    """The keys that take effect with the next start."""
+    shown = (f"`{name}`" + ("" if "." in name else " (all of it)") for name in AT_START)
+    return ", ".join(shown) + "."
+
+
+def between(text: str, mark: str, new: str) -> str:
+    """A page with what stands between two marks replaced."""
+    place = re.compile(rf"(?<=<!-- {mark}:start -->\n).*?(?=\n<!-- {mark}:end -->)", re.DOTALL)
+    return place.sub(lambda _: new, text)
+
+
+def pages() -> list[Page]:
+    """The nav of mkdocs.yml, in its order."""
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"]
+    return list(flat(nav, ""))
+
+
+def flat(nav: list[Mapping[str, object]], chapter: str) -> Iterator[Page]:
+    """The pages of a part of the nav, those of chapters within it included."""
+    for entry in nav:
+        for title, inside in entry.items():
+            if isinstance(inside, list):
+                yield from flat(inside, title)
+            else:
+                yield Page(chapter, title, str(inside))
+
+
+def opening(text: str) -> str:
+    """The first sentence of a page, without marks."""
+    paragraphs = (each for each in text.split("\n\n") if PROSE.match(each))
+    # A decision's page begins with that word.
+    paragraph = " ".join(next(paragraphs, "").split()).removeprefix("**Decision.** ")
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)|[*]{2}", r"\1", paragraph)
+    sentence = re.split(r"(?<=[.?!:])\s(?=[A-Z`])", plain)[0].rstrip(".:")
+    return sentence if sentence.endswith("?") else f"{sentence}."
+
+
+def llms() -> str:
+    """docs/llms.txt: which pages there are, for programs that read them."""
+    index = (DOCS / "index.md").read_text("utf-8")
+    lines = [
+        "# compaction-proxy",
+        f"\n> {opening(index)}",
+        "\nAll pages in one file: [llms-full.txt](llms-full.txt)",
+    ]
+    before = ""
+    for page in pages():
+        if page.chapter != before:
+            lines.append(f"\n## {page.chapter}\n")
+            before = page.chapter
+        if page.chapter:
+            said = opening((DOCS / page.file).read_text("utf-8"))
+            lines.append(f"- [{page.title}]({page.file}): {said}")
+    return "\n".join(lines) + "\n"
+
+
+def generated() -> dict[Path, str]:
+    """What each file should hold."""
+    operations = DOCS / "operations.md"
+    text = between(operations.read_text("utf-8"), "reload", waiting_keys())
+    return {DOCS / "clients.md": clients_page(), operations: text, DOCS / "llms.txt": llms()}
+
+
+def main() -> None:
+    """Rewrite the files, clients first: the list of pages quotes it."""
+    (DOCS / "clients.md").write_text(clients_page(), "utf-8")
+    for path, text in generated().items():
+        path.write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
