@@ -31,7 +31,7 @@ def found(made: Optimum | None) -> Optimum:
 
 def played(trigger: int, cached: float, written: float, rework: int, share: float = 0.0) -> float:
     """What a conversation costs that is compacted at a trigger, request by request, in input tokens."""
-    cost, size, after = 0.0, FIXED, share * trigger or AFTER
+    cost, size, after = 0.0, float(FIXED), share * trigger or AFTER
     for _ in range(REQUESTS):
         known, size = size, size + GROWTH
         if size >= trigger:
