@@ -46,3 +46,22 @@ async def test_pages_of_others_change_nothing(headers: dict[str, str]) -> None:
         assert (refused.status_code, api.asked) == (403, [])
         ours = {"origin": str(client.base_url).rstrip("/")}
         assert (await client.post(f"/ui/conversations/{NAME}/undo", headers=ours)).status_code == 303
+
+
+async def test_nothing_below_ui_is_open_to_strangers() -> None:
+    api = FakeApi(sample())
+    one = f"/ui/conversations/{NAME}"
+    async with pages(api, key=KEY) as client:
+        for path in (
+            "/ui",
+            "/ui/",
+            "/ui/conversations",
+            one,
+            "/ui/nothing",
+            "/ui/static/pages.js",
+            "/ui/../ui",
+        ):
+            assert (await client.get(path)).status_code == 401, path
+        for path in (f"{one}/undo", f"{one}/delete", f"{one}/pin", "/ui/playground"):
+            assert (await client.post(path)).status_code == 401, path
+    assert api.asked == []
