@@ -6,7 +6,7 @@ listens; then all that is written.
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -41,8 +41,8 @@ class Pricing(Protocol):
         """The price of a model at an upstream; None where it is not known, or not yet."""
         ...
 
-    async def ready(self) -> None:
-        """Come back when prices are known, or cannot be."""
+    async def ready(self, names: Iterable[tuple[str, str]]) -> None:
+        """Come back when the prices of models at upstreams are known, or cannot be."""
         ...
 
 
@@ -148,7 +148,7 @@ class Journal:
     async def _work(self) -> None:
         noted, self._noted = self._noted, []
         if noted:
-            await self._await_prices(noted[0][0])
+            await self._await_prices(noted)
         self._prices.clear()
         for start in range(0, len(noted), AT_ONCE):
             with contained(_not_written):
@@ -166,10 +166,10 @@ class Journal:
             with contained(_not_written):
                 listener(entries)
 
-    async def _await_prices(self, noted: Noted) -> None:
-        """Have the prices loaded that the first exchange asks for."""
-        if self._pricing is not None and self._pricing.of(noted.exchange.model, noted.origin) is None:
-            await self._pricing.ready()
+    async def _await_prices(self, noted: Sequence[tuple[Noted, int | None]]) -> None:
+        """Have the prices looked up that the exchanges ask for."""
+        if self._pricing is not None:
+            await self._pricing.ready({(each.exchange.model, each.origin) for each, _ in noted})
 
     def _entered(self, noted: Noted, begun: int | None) -> Entry:
         """An exchange with its price, in its conversation's account."""

@@ -5,7 +5,7 @@ Everything here reads. Prices may have to be loaded first; that is waited for on
 
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -45,8 +45,8 @@ class Pricing(Protocol):
         """The price of a model at an upstream; None where it is not known, or not yet."""
         ...
 
-    async def ready(self) -> None:
-        """Come back when prices are known, or cannot be."""
+    async def ready(self, names: Iterable[tuple[str, str]]) -> None:
+        """Come back when the prices of models at upstreams are known, or cannot be."""
         ...
 
 
@@ -206,10 +206,10 @@ class Watching:
     async def models(self) -> list[Model]:
         """The models that are configured by name, and those that were asked lately; by name."""
         await self._open()
-        await self.pricing.ready()
         rows = await self.statistics.rows(self.now() - SEEN_S, self.now(), "model")
         seen = {row.of for row in rows} - {"", OTHERS[0]}
         named = {name for name in self.config.models if _GLOB.isdisjoint(name)}
+        await self.pricing.ready((name, self.origin) for name in seen | named)
         used: dict[str, int] = {}
         for each in await self._listed(WINDOWS_OF):
             if each.totals.window:
@@ -238,8 +238,8 @@ class Watching:
         return Model(name, tabled, "default" if tabled == FALLBACK_WINDOW else "table", price)
 
     async def _rounds(self, tenant: str, conversation: str, events: Sequence[Event]) -> list[Compaction]:
-        await self.pricing.ready()
         [totals] = await self.accounts.totals([(tenant, conversation)])
+        await self.pricing.ready({(event.asked or totals.model, self.origin) for event in events})
         undone = {place.hex() for place in (await self.wishing.of(tenant, conversation)).undone}
         return [
             Compaction(event, event.place in undone, self._pays_back_after(event, totals)) for event in events

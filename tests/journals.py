@@ -1,7 +1,7 @@
 """A process's worth of journal, for tests: everything that one worker has, over a store of the test's."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from proxy.accounts import Accounts
 from proxy.core.exchange import Exchange
@@ -32,7 +32,7 @@ class Priced:
     def of(self, model: str, origin: str) -> Price | None:
         return None if model == "unknown" else PRICE
 
-    async def ready(self) -> None:
+    async def ready(self, names: Iterable[tuple[str, str]]) -> None:
         """It always is."""
 
 

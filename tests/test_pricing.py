@@ -1,13 +1,18 @@
-"""Prices as everybody asks for them: configured or from a table that loads beside everything else."""
+"""Prices as everybody asks for them: configured, or from a table that is asked beside everything else."""
 
+import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import pytest
 
 from proxy.config.model import Config
 from proxy.core.price import Price, Tier
-from proxy.pricing import HELD_S, Pricing
+from proxy.pricing import AT_ONCE, FAILED_S, HELD_S, MAX_ASKED, Name, Pricing
 
 ORIGIN = "https://api.example.com:443"
+M, N = ("m", ORIGIN), ("n", ORIGIN)
 
 
 def price(dollars: float) -> Price:
@@ -15,61 +20,121 @@ def price(dollars: float) -> Price:
 
 
 class Table:
-    """A table that costs as much as it has been asked, once `go` is set."""
+    """A table in which everything costs as many dollars as it has been asked, once `go` is set."""
 
     def __init__(self, failure: Exception | None = None) -> None:
-        self.go = threading.Event()
-        self.loads: list[str] = []
-        self.asked: list[tuple[str, str, float]] = []
-        self._failure = failure
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.asked: list[tuple[list[Name], float]] = []
+        self.failure = failure
 
-    def load(self) -> None:
-        self.loads.append(threading.current_thread().name)
+    def prices(self, names: Sequence[Name], at: float) -> list[Price]:
+        assert threading.current_thread() is not threading.main_thread()
+        self.asked.append((sorted(names), at))
+        self.begun.set()
         self.go.wait(10)
-        if self._failure:
-            raise self._failure
+        if self.failure:
+            raise self.failure
+        return [price(len(self.asked)) for _ in names]
 
-    def price(self, model: str, origin: str, at: float) -> Price | None:
-        self.asked.append((model, origin, at))
-        return None if self._failure else price(len(self.asked))
+
+def opened(failure: Exception | None = None) -> Table:
+    table = Table(failure)
+    table.go.set()
+    return table
 
 
 def clock(*times: float) -> Callable[[], float]:
-    return iter(times).__next__
+    """The times, of which the last one stays."""
+    places = count()
+    return lambda: times[min(next(places), len(times) - 1)]
 
 
-async def test_until_the_table_is_loaded_nothing_is_known_and_nobody_waits() -> None:
+async def test_until_the_table_has_answered_nothing_is_known_and_nobody_waits() -> None:
     table = Table()
     pricing = Pricing(Config(), table, now=clock(5.0))
 
-    assert [pricing.of("m", ORIGIN), pricing.of("m", ORIGIN), table.asked] == [None, None, []]
+    assert [pricing.of(*M), pricing.of(*M)] == [None, None]
     table.go.set()
-    await pricing.ready()
-    assert pricing.of("m", ORIGIN) == price(1)
-    assert (table.loads, table.asked) == (["prices"], [("m", ORIGIN, 5.0)])
+    await pricing.ready([M])
+    assert (pricing.of(*M), table.asked) == (price(1), [([M], 5.0)])
+
+
+async def test_what_comes_while_the_table_is_asked_is_asked_together_afterwards() -> None:
+    table = Table()
+    pricing = Pricing(Config(), table, now=clock(5.0))
+    pricing.of("first", ORIGIN)
+    await asyncio.to_thread(table.begun.wait, 10)
+    for name in (M, N, M):
+        pricing.of(*name)
+    table.go.set()
+    await pricing.ready([M, N])
+
+    assert table.asked == [([("first", ORIGIN)], 5.0), ([M, N], 5.0)]
+    assert [pricing.of(*M), pricing.of(*N)] == [price(2), price(2)]
 
 
 async def test_a_configured_price_needs_no_table() -> None:
-    table = Table()
+    table = opened()
     config = Config.model_validate({"models": {"mine-*": {"prices": {"input": 7, "output": 7}}}})
+    pricing = Pricing(config, table)
+    await pricing.ready([("mine-1", ORIGIN)])
 
-    assert Pricing(config, table).of("mine-1", ORIGIN) == Price((Tier(0, 7, 7, 7, 7),), "configuration")
-    assert table.loads == []
+    assert pricing.of("mine-1", ORIGIN) == Price((Tier(0, 7, 7, 7, 7),), "configuration")
+    assert table.asked == []
 
 
-async def test_a_price_is_looked_up_once_an_hour() -> None:
+async def test_a_price_is_looked_up_once_an_hour_and_the_old_one_told_meanwhile() -> None:
+    table, time = opened(), [HELD_S - 1]
+    pricing = Pricing(Config(), table, now=lambda: time[0])
+    await pricing.ready([M])
+    table.go.clear()
+    told = [pricing.of(*M)]
+    time[0] = HELD_S
+    told.append(pricing.of(*M))
+    table.go.set()
+    await pricing.ready([M])
+
+    assert [*told, pricing.of(*M)] == [price(1), price(1), price(2)]
+
+
+async def test_while_the_table_fails_no_price_is_known_and_after_a_minute_it_is_asked_again(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    table, time = opened(ImportError("no such table")), [0.0]
+    pricing = Pricing(Config(), table, now=lambda: time[0])
+    for time[0] in (0.0, FAILED_S - 1):
+        await pricing.ready([M])
+        assert pricing.of(*M) is None
+    assert len(table.asked) == capfd.readouterr().out.count("prices.failed") == 1
+
+    table.failure, time[0] = None, FAILED_S
+    await pricing.ready([M])
+    assert pricing.of(*M) == price(2)
+
+
+async def test_who_ceases_to_wait_takes_nothing_from_the_others() -> None:
     table = Table()
-    table.go.set()
-    pricing = Pricing(Config(), table, now=clock(0.0, HELD_S - 1, HELD_S))
-    await pricing.ready()
-
-    assert [pricing.of("m", ORIGIN) for _ in range(3)] == [price(1), price(1), price(2)]
-
-
-async def test_without_a_table_no_price_is_known() -> None:
-    table = Table(ImportError("no such table"))
-    table.go.set()
     pricing = Pricing(Config(), table)
-    await pricing.ready()
+    waiting = [asyncio.create_task(pricing.ready([M])) for _ in range(2)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    table.go.set()
+    await waiting[1]
 
-    assert pricing.of("m", ORIGIN) is None
+    assert pricing.of(*M) == price(1)
+
+
+async def test_names_without_end_are_looked_up_at_leisure_and_not_all_of_them() -> None:
+    table = Table()
+    pricing = Pricing(Config(), table, now=clock(5.0), rest_s=0.05)
+    await asyncio.to_thread(lambda: [pricing.of(f"m{number}", ORIGIN) for number in range(MAX_ASKED + 9)])
+    table.go.set()
+    await pricing.ready([(f"m{MAX_ASKED - 1}", ORIGIN), (f"m{MAX_ASKED + 8}", ORIGIN)])
+    assert sum(len(names) for names, _ in table.asked) == MAX_ASKED
+    assert pricing.of(f"m{MAX_ASKED - 1}", ORIGIN) is not None
+
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    for number in range(AT_ONCE + 2):
+        await pricing.ready([(f"n{number}", ORIGIN)])
+    assert loop.time() - begun >= 2 * 0.05

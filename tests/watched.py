@@ -1,6 +1,6 @@
 """Everything that the admin API looks at and steers, over one store, without a proxy around it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from proxy.accounts import Accounts
@@ -29,8 +29,8 @@ class Prices:
     def of(self, model: str, origin: str) -> Price | None:
         return PRICE if model.startswith("gpt") and origin == ORIGIN else None
 
-    async def ready(self) -> None:
-        """They are."""
+    async def ready(self, names: Iterable[tuple[str, str]]) -> None:
+        """They are known."""
 
 
 class Watched:

@@ -1,50 +1,57 @@
-"""Prices by model name, from the table in genai-prices (Pydantic). It is never refreshed over the network."""
+"""Prices by model name, from the table in genai-prices (Pydantic). It is never refreshed over the network.
 
+Importing this takes half a second and 80 MB, so that the server does not: `price_process` has it run as a
+program of its own.
+"""
+
+import json
+import os
 import re
+import signal
+import sys
 from datetime import UTC, datetime
 from decimal import Decimal
-from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+
+from genai_prices import types
+from genai_prices.data import providers
 
 from proxy.core.model_names import bare_name
 from proxy.core.price import Price, Tier
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from genai_prices import types
-
 LIBRARY = "genai-prices"
+SOURCE = f"{LIBRARY} {version(LIBRARY)}"
+# After so long the program ends, whatever it does and whoever waits for it, in seconds.
+LIMIT_S = 30
+# How much everything else that the machine has to do goes before.
+NICENESS = 10
 _NAME_CHARACTERS = 200  # a name is the client's to choose
 _DEFAULT_PORTS = {"https": ":443", "http": ":80"}
 
 
-class GenaiPriceTable:
-    """The table. Importing it takes half a second, so that is done when it is to be loaded.
+def price(model: str, origin: str, at: float) -> Price | None:
+    """What a model costs; see `proxy.pricing.PriceTable`.
 
     The library's own search remembers every name that it was ever asked for, so it is not used.
     """
-
-    def __init__(self) -> None:
-        self._providers: Sequence[types.Provider] = ()
-        self._source = LIBRARY
-
-    def load(self) -> None:
-        """Read the table; see `proxy.pricing.PriceTable`."""
-        self._providers = import_module("genai_prices.data").providers
-        self._source = f"{LIBRARY} {version(LIBRARY)}"
-
-    def price(self, model: str, origin: str, at: float) -> Price | None:
-        """What a model costs; see `proxy.pricing.PriceTable`."""
-        found = _found(list(self._providers), model[-_NAME_CHARACTERS:], origin)
-        if found is None:
-            return None
-        moment = datetime.fromtimestamp(at, UTC)
-        return _price(found.get_prices(moment), self._source, _since(found, moment))
+    found = _found(model[-_NAME_CHARACTERS:], origin)
+    if found is None:
+        return None
+    moment = datetime.fromtimestamp(at, UTC)
+    return _price(found.get_prices(moment), _since(found, moment))
 
 
-def _found(providers: "list[types.Provider]", model: str, origin: str) -> "types.ModelInfo | None":
+def main() -> None:
+    """Write a line for each line of standard input; `price_process` says what they look like."""
+    os.nice(NICENESS)
+    signal.alarm(LIMIT_S)
+    for line in sys.stdin:
+        found = price(*json.loads(line))
+        told = found and {"tiers": found.tiers, "source": found.source, "date": found.date}
+        sys.stdout.write(f"{json.dumps(told)}\n")
+
+
+def _found(model: str, origin: str) -> types.ModelInfo | None:
     """The entry of a model: of the provider whose address this is, else of the one that its name tells.
 
     A provider that is known but does not list the model says nothing: another one's price is not its own.
@@ -53,24 +60,24 @@ def _found(providers: "list[types.Provider]", model: str, origin: str) -> "types
     address = f"{origin.removesuffix(_DEFAULT_PORTS.get(origin.partition(':')[0], ''))}/"
     provider = next((each for each in providers if re.match(each.api_pattern, address)), None)
     if provider is None:
-        provider = _vendor(providers, model.lower()) or _maker(providers, bare)
+        provider = _vendor(model.lower()) or _maker(bare)
         return provider.find_model(bare, all_providers=providers) if provider else None
     listed = (provider.find_model(name, all_providers=providers) for name in (model, bare))
     return next((entry for entry in listed if entry is not None), None)
 
 
-def _vendor(providers: "list[types.Provider]", model: str) -> "types.Provider | None":
+def _vendor(model: str) -> types.Provider | None:
     """The provider that stands before a model's name, as in `openai/gpt-4o`."""
     named = model.rpartition("/")[0].rpartition("/")[2]
     return next((each for each in providers if each.id == named), None)
 
 
-def _maker(providers: "list[types.Provider]", bare: str) -> "types.Provider | None":
+def _maker(bare: str) -> types.Provider | None:
     """The provider that makes models of such names."""
     return next((each for each in providers if each.model_match and each.model_match.is_match(bare)), None)
 
 
-def _since(model: "types.ModelInfo", moment: datetime) -> str:
+def _since(model: types.ModelInfo, moment: datetime) -> str:
     """The day from which on the price holds, where the table names one."""
     if not isinstance(model.prices, list):
         return ""
@@ -79,7 +86,7 @@ def _since(model: "types.ModelInfo", moment: datetime) -> str:
     return max(starts).isoformat() if starts else ""
 
 
-def _price(prices: "types.ModelPrice", source: str, since: str) -> Price | None:
+def _price(prices: types.ModelPrice, since: str) -> Price | None:
     """The table's prices as ours; None where it has none for tokens of text."""
     held = {name: getattr(prices, name, None) for name in ("input_mtok", "output_mtok")}
     if held["input_mtok"] is None:
@@ -87,10 +94,10 @@ def _price(prices: "types.ModelPrice", source: str, since: str) -> Price | None:
     held["cache_read_mtok"] = getattr(prices, "cache_read_mtok", None)
     held["cache_write_mtok"] = getattr(prices, "cache_write_mtok", None)
     starts = sorted({0, *(tier.start for each in held.values() for tier in getattr(each, "tiers", ()))})
-    return Price(tuple(_tier(held, start) for start in starts), source, since)
+    return Price(tuple(_tier(held, start) for start in starts), SOURCE, since)
 
 
-def _tier(held: "dict[str, Decimal | types.TieredPrices | None]", above: int) -> Tier:
+def _tier(held: dict[str, Decimal | types.TieredPrices | None], above: int) -> Tier:
     """The prices of requests with more than so many tokens; what has none of its own costs the input's."""
     asked = _dollars(held["input_mtok"], above) or 0.0
     cached, written = (_dollars(held[f"cache_{name}_mtok"], above) for name in ("read", "write"))
@@ -103,7 +110,7 @@ def _tier(held: "dict[str, Decimal | types.TieredPrices | None]", above: int) ->
     )
 
 
-def _dollars(price: "Decimal | types.TieredPrices | None", above: int) -> float | None:
+def _dollars(price: Decimal | types.TieredPrices | None, above: int) -> float | None:
     """A price of requests with more than so many tokens, in dollars per million tokens."""
     if price is None or isinstance(price, Decimal):
         return None if price is None else float(price)

@@ -69,16 +69,16 @@ def _described(config: "Config", names: Iterable[str]) -> list[dict[str, Any]]:
     """What is known of models without asking anybody, as the admin API has it."""
     import asyncio
 
-    from proxy.adapters.genai_price_table import GenaiPriceTable
+    from proxy.adapters.price_process import PriceProcess
     from proxy.config.model import for_model
     from proxy.core.window_table import AS_OF, WINDOWS
     from proxy.core.windows import known_window, plain_name, tabled
     from proxy.pricing import Pricing
     from proxy.relay.identity import origin
 
-    pricing = Pricing(config, GenaiPriceTable())
-    asyncio.run(pricing.ready())
-    where = origin(config.upstream.base_url)
+    pricing = Pricing(config, PriceProcess())
+    where, names = origin(config.upstream.base_url), list(names)
+    asyncio.run(pricing.ready((name, where) for name in names))
     found: list[dict[str, Any]] = []
     for name in names:
         price, configured = pricing.of(name, where), for_model(config, name).window

@@ -9,10 +9,10 @@ import json
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
-from itertools import count
+from itertools import count, product
 from typing import Any
 
 from proxy import logs
@@ -62,6 +62,10 @@ def _price(pricing: Pricing, target: str, model: str) -> Price | None:
     return pricing.of(model, target) or pricing.of(model, "")
 
 
+async def _priced(pricing: Pricing, target: str, models: Iterable[str]) -> None:
+    await pricing.ready(product(models, (target, "")))
+
+
 @asynccontextmanager
 async def staged(config: Config) -> AsyncIterator[Stage]:
     """A stage for rehearsals under a configuration."""
@@ -84,7 +88,6 @@ async def staged(config: Config) -> AsyncIterator[Stage]:
         read_timeout_s=0,
     )
     target = origin(config.upstream.base_url)
-    await parts.pricing.ready()
     async with parts.running(None):
         yield Stage(
             compactor=parts.compactor(config),
@@ -94,6 +97,7 @@ async def staged(config: Config) -> AsyncIterator[Stage]:
             settings=partial(for_model, config),
             routes=partial(_routes, config, upstream),
             price=partial(_price, parts.pricing, target),
+            priced=partial(_priced, parts.pricing, target),
             origin=target,
         )
 

@@ -81,8 +81,8 @@ class Summarising:
                 of verification: `no-model`, `summary-window` (it is too small for this), `breaker-open`,
                 `budget`.
         """
-        for route in brief.routes[:1]:
-            self.price(route.model, route.url, 0, 0, 0)  # prices may have to be loaded first
+        for route in brief.routes:
+            self.price(route.model, route.url, 0, 0, 0)  # prices may have to be looked up first
         found, model = await self._answered(brief)
         if brief.shape.verified:
             found = await beside(partial(_verified, brief, found))

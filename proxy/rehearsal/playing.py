@@ -6,7 +6,7 @@ gives the same result.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
@@ -70,6 +70,7 @@ class Stage:
         settings: What is configured for a model.
         routes: Whom to ask for a summary under a model's settings and a strategy.
         price: What a model costs, if that is known.
+        priced: Waits until everything is known of what models cost that can be known.
         origin: Of the upstream.
     """
 
@@ -80,6 +81,7 @@ class Stage:
     settings: Callable[[str], ModelSettings]
     routes: Callable[[ModelSettings, Policy, str], tuple[SummaryRoute, ...]]
     price: Callable[[str], Price | None]
+    priced: Callable[[Iterable[str]], Awaitable[None]]
     origin: str
 
 
@@ -121,6 +123,8 @@ async def play(
     model = wanted.model or recording.model or DEFAULT_MODEL
     settings = _changed(stage.settings(model), wanted)
     provider = Provider(stage.counter)
+    writers = stage.routes(settings, policy_for(settings, strategy), model)
+    await stage.priced({model, *(writer.model for writer in writers)})
     tenant = sha256(f"{recording.name} {strategy} {id(provider)}".encode()).hexdigest()
     calls = stage.writer.begin(provider)
     unchanged = Provider(stage.counter)

@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 import pytest
 
-from proxy.adapters.genai_price_table import GenaiPriceTable
+from proxy.adapters.genai_price_table import price
 from proxy.core.price import Price
 
 OPENAI = "https://api.openai.com:443"
@@ -12,24 +12,13 @@ ELSEWHERE = "http://127.0.0.1:4000"
 AT = 1_795_000_000.0  # 2026-11-18
 
 
-@pytest.fixture(scope="module")
-def table() -> GenaiPriceTable:
-    made = GenaiPriceTable()
-    made.load()
-    return made
+def known(found: Price | None) -> Price:
+    assert found is not None
+    return found
 
 
-def known(price: Price | None) -> Price:
-    assert price is not None
-    return price
-
-
-def test_nothing_is_known_before_the_table_is_loaded() -> None:
-    assert GenaiPriceTable().price("gpt-4o", OPENAI, AT) is None
-
-
-def test_a_model_of_a_known_provider_has_its_prices(table: GenaiPriceTable) -> None:
-    found = known(table.price("gpt-4o", OPENAI, AT))
+def test_a_model_of_a_known_provider_has_its_prices() -> None:
+    found = known(price("gpt-4o", OPENAI, AT))
     [tier] = found.tiers
 
     assert 0 < tier.cached < tier.input < tier.output
@@ -37,8 +26,8 @@ def test_a_model_of_a_known_provider_has_its_prices(table: GenaiPriceTable) -> N
 
 
 @pytest.mark.parametrize("name", ["gpt-4o", "openai/gpt-4o", "router/openai/GPT-4o"])
-def test_behind_an_unknown_address_the_name_tells_the_provider(name: str, table: GenaiPriceTable) -> None:
-    assert table.price(name, ELSEWHERE, AT) == table.price("gpt-4o", OPENAI, AT)
+def test_behind_an_unknown_address_the_name_tells_the_provider(name: str) -> None:
+    assert price(name, ELSEWHERE, AT) == price("gpt-4o", OPENAI, AT)
 
 
 @pytest.mark.parametrize(
@@ -51,19 +40,19 @@ def test_behind_an_unknown_address_the_name_tells_the_provider(name: str, table:
         ("/" * 10_000, ELSEWHERE),
     ],
 )
-def test_what_is_in_no_table_has_no_price(name: str, origin: str, table: GenaiPriceTable) -> None:
-    assert table.price(name, origin, AT) is None
+def test_what_is_in_no_table_has_no_price(name: str, origin: str) -> None:
+    assert price(name, origin, AT) is None
 
 
-def test_prices_by_size_become_tiers(table: GenaiPriceTable) -> None:
-    found = known(table.price("gpt-5.4", OPENAI, AT))
+def test_prices_by_size_become_tiers() -> None:
+    found = known(price("gpt-5.4", OPENAI, AT))
 
     assert found.surcharge_tokens == found.tiers[1].above == 272_000
     assert found.of(272_001) > 1.5 * found.of(272_000)
 
 
-def test_a_price_holds_from_its_day_on(table: GenaiPriceTable) -> None:
-    before, after = (known(table.price("gpt-5.6-sol", OPENAI, at)) for at in (1_785_000_000.0, AT))
+def test_a_price_holds_from_its_day_on() -> None:
+    before, after = (known(price("gpt-5.6-sol", OPENAI, at)) for at in (1_785_000_000.0, AT))
 
     assert (before.date, after.date) == ("", "2026-08-21")
     assert after.tiers[0].input < before.tiers[0].input

@@ -1,5 +1,6 @@
 """Triggers that are about money: below a surcharge, and where the conversation costs least."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from proxy.core.event import COMPACTED
 from proxy.core.price import Price
 from proxy.core.trigger import Aims
 from proxy.dialects.usage import Usage
-from proxy.pricing import Pricing
+from proxy.pricing import Name, Pricing
 from tests.compaction.bench import ask, bench, talk, user
 
 PRICES = {"input": 1.0, "cached": 0.1, "output": 5.0}
@@ -26,11 +27,8 @@ ROOT = b"r" * 32
 class Nothing:
     """A table without a price."""
 
-    def load(self) -> None:
-        pass
-
-    def price(self, model: str, origin: str, at: float) -> Price | None:
-        return None
+    def prices(self, names: Sequence[Name], at: float) -> list[Price | None]:
+        return [None] * len(names)
 
 
 def priced(prices: dict[str, Any] | None = None) -> Pricing:

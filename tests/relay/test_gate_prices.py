@@ -1,5 +1,6 @@
 """What passes the gate where the trigger is about money: never more than the least that it may come to."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from proxy.adapters.memory_store import MemoryStore
 from proxy.config.model import Config
 from proxy.errors import StoreUnavailable
 from proxy.learning import Learning
-from proxy.pricing import Pricing
+from proxy.pricing import Name, Pricing
 from proxy.relay.gate import Gate
 from proxy.storage.records import Records
 from proxy.wishes import Wishing
@@ -24,11 +25,8 @@ def ignored(_: StoreUnavailable) -> None:
 class Nothing:
     """A table without a price."""
 
-    def load(self) -> None:
-        pass
-
-    def price(self, model: str, origin: str, at: float) -> None:
-        pass
+    def prices(self, names: Sequence[Name], at: float) -> list[None]:
+        return [None] * len(names)
 
 
 async def largest(row: dict[str, Any], prices: dict[str, Any] | None) -> int:
