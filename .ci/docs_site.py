@@ -113,7 +113,7 @@ def broken(html: Path, seen: dict[Path, Seen]) -> list[str]:
         parts = urlsplit(link)
         target = (html.parent / unquote(parts.path)).resolve() if parts.path else html
         target = target / "index.html" if target.is_dir() else target
-        if parts.scheme or parts.netloc or (not PICTURES.exists() and "images/" in link):
+        if parts.scheme or parts.netloc or (not any(PICTURES.glob("*.png")) and "images/" in link):
             continue
         anchored = not parts.fragment or target not in seen or unquote(parts.fragment) in seen[target].places
         if not (target.is_file() and anchored):

@@ -1,0 +1,26 @@
+"""The command line, with those commands only read that go on until they are interrupted."""
+
+import os
+import sys
+
+import typer
+
+from proxy.cli import app
+from proxy.config.sources import load
+
+ENDLESS = {"serve", "watch", "demo"}
+
+
+def main() -> None:
+    """Run the command, or see that it would be understood, with a configuration that can be used."""
+    name, *rest = sys.argv[1:] or [""]
+    if name not in ENDLESS:
+        app()
+    group = typer.main.get_command(app)
+    command = group.commands[name]  # type: ignore[attr-defined]  # it is a group
+    command.make_context(name, rest)
+    load(None, os.environ)
+
+
+if __name__ == "__main__":
+    main()

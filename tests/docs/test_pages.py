@@ -1,0 +1,81 @@
+"""The pages hang together, and a site that is broken or loads anything from elsewhere is refused."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.cli.clients import CLIENTS
+from proxy.config.reloading import AT_START
+from tests.docs.blocks import ROOT
+from tests.pages import page
+
+SCRIPTS = ROOT / ".ci"
+
+
+def script(name: str) -> Any:
+    """The names of a script in .ci, of which none has run."""
+    return runpy.run_path(str(SCRIPTS / name))
+
+
+def test_pages_links_and_lists_are_whole() -> None:
+    assert list(script("check_docs.py")["problems"]()) == []
+
+
+def test_every_client_and_every_key_that_waits_is_on_a_page() -> None:
+    clients, operations = page("clients.md"), page("operations.md")
+
+    assert [name for name in CLIENTS if f"\n\n`{name}`. Into " not in clients] == []
+    assert [name for name in AT_START if f"`{name}`" not in operations] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "# A\n\n| a |\n\n**Bold** words, [linked](b.md): and more. Next.\n",
+            "Bold words, linked: and more.",
+        ),
+        ("# A\n\n```sh\nls\n```\n\nIs it?\n", "Is it?"),
+        ("# 0001\n\n**Decision.** It is so. Because.\n", "It is so."),
+    ],
+)
+def test_a_page_is_listed_with_its_first_sentence(text: str, said: str) -> None:
+    assert script("docs_pages.py")["opening"](text) == said
+
+
+@pytest.mark.parametrize(
+    ("html", "problem"),
+    [
+        ('<a href="b.html#there">b</a><a href="https://elsewhere.example">e</a><img src="p.png">', []),
+        ('<a href="c.html">c</a>', ["a.html: broken: c.html"]),
+        ('<a href="b.html#nowhere">b</a>', ["a.html: broken: b.html#nowhere"]),
+        ('<img src="q.png">', ["a.html: broken: q.png"]),
+        ('<script src="//cdn.example/x.js"></script>', ["a.html: from elsewhere: //cdn.example/x.js"]),
+        (
+            '<link rel="stylesheet" href="https://fonts.example/f.css">',
+            ["a.html: from elsewhere: https://fonts.example/f.css"],
+        ),
+        ('<link rel="canonical" href="https://elsewhere.example/a.html">', []),
+    ],
+)
+def test_a_site_that_is_broken_or_loads_from_elsewhere_is_refused(
+    tmp_path: Path, html: str, problem: list[str]
+) -> None:
+    (tmp_path / "a.html").write_text(html)
+    (tmp_path / "b.html").write_text('<p id="there">b</p>')
+    (tmp_path / "p.png").write_bytes(b"")
+    site = script("docs_site.py")
+    site["wrong"].__globals__["SITE"] = tmp_path
+
+    assert site["wrong"]() == problem
+
+
+def test_a_style_that_loads_from_elsewhere_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.css").write_text("a { background: url('data:,'), url(b.png) }")
+    (tmp_path / "b.css").write_text('@import "https://fonts.example/f.css";')
+    site = script("docs_site.py")
+    site["wrong"].__globals__["SITE"] = tmp_path
+
+    assert site["wrong"]() == ["b.css: loads from elsewhere"]
