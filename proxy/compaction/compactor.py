@@ -248,7 +248,8 @@ class Compactor:
         )
         footing = view.footing() if settled.whole else None
         guessed = any(map(_PARTS, settled.messages)) if settled.changed else view.guessed
-        return Fit(raw, view.counted(settled.messages), report, footing, guessed, ahead)
+        listed = view.counted(view.messages)
+        return Fit(raw, view.counted(settled.messages), report, footing, guessed, ahead, listed)
 
 
 def _due(view: View) -> str | None:

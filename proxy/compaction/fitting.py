@@ -133,6 +133,7 @@ class Fit:
         footing: What it stood on; None where it was not read, or cut in a way that no checkpoint remembers.
         guessed: Whether it holds images and the like, which we may price too high.
         ahead: Whether there is work to be done ahead of need, once the client has its answer.
+        listed: Tokens of what the client sent, counted as `estimate` is.
     """
 
     raw: bytes
@@ -141,3 +142,4 @@ class Fit:
     footing: Footing | None = None
     guessed: bool = False
     ahead: bool = False
+    listed: int = 0
