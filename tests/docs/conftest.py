@@ -82,7 +82,12 @@ def programs(folder: Path) -> None:
     folder.mkdir()
     lines = {"python": f'exec {sys.executable} "$@"'}
     lines |= {name: f'exec python {HERE}/pretended.py {name} "$@"' for name in PROGRAMS}
-    lines["compaction-proxy"] = f'exec python {HERE}/command_line.py "$@"'
+    # What several pages show in the same words is run for the first of them.
+    lines["compaction-proxy"] = (
+        'case "$1" in doctor|run|savings) done="$HOME/$(echo "$*" | tr -c a-z0-9 _)";; *) done=;; esac\n'
+        f'test -n "$done" && test -e "$done" || python {HERE}/command_line.py "$@" || exit\n'
+        'test -z "$done" || touch "$done"'
+    )
     # The stream has no end: its beginning is enough, and then curl's exit code is 28.
     curl = shutil.which("curl")
     lines["curl"] = (

@@ -145,7 +145,6 @@ def test_queries_ask_for_metrics_that_are_there(block: Block) -> None:
         ("uv", ["run", "python", "bench/soak.py", "--nothing"]),
         ("systemctl", ["enable", "deploy/systemd/nothing"]),
         ("compaction-proxy", ["serve", "--nothing"]),
-        ("compaction-proxy", ["savings", "--nothing"]),
     ],
 )
 def test_what_is_not_there_is_noticed(
