@@ -3,6 +3,7 @@
 import re
 
 from proxy.compaction.fitting import Status
+from proxy.compaction.replacing import QUIET
 from tests.docs.blocks import ROOT
 from tests.docs.conftest import Machine
 from tests.pages import cells, chapter, page
@@ -33,6 +34,17 @@ def test_every_status_is_described() -> None:
     rows = cells(chapter(PAGE, "## What an answer says"))
 
     assert {row[0].strip("`") for row in rows if "x-compaction" not in row[0]} == {*map(str, Status)}
+
+
+def test_every_reason_is_described() -> None:
+    source = "".join(path.read_text("utf-8") for path in sorted((ROOT / "proxy").rglob("*.py")))
+    raised = set(re.findall(r'(?:Unreadable|SummaryFailed)\("([a-z-]+)"', source))
+    described = {
+        word for row in cells(chapter(PAGE, "## Reasons")) for word in re.findall(r"`([a-z-]+)`", row[0])
+    }
+
+    assert raised | QUIET | {"internal", "unreachable"} <= described
+    assert len(raised) > 20
 
 
 def test_an_answer_after_a_round_says_all_that_is_described(machine: Machine) -> None:
