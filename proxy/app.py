@@ -1,6 +1,6 @@
 """The composition root: builds everything from a configuration, and owns its life cycle."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from secrets import token_hex
 
 from starlette.routing import Router
@@ -159,9 +159,9 @@ class Proxy:
         self._gate = _gate(config, parts)
         self._dispatcher = self._built(config, loaded)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer one request with the configuration that is in force now, or run the life cycle."""
-        await self._dispatcher(scope, receive, send)
+        return self._dispatcher(scope, receive, send)
 
     def reload(self, loaded: Loaded) -> None:
         """Answer requests that come from now on with another configuration; see `config.reloading.AT_START`.

@@ -27,7 +27,7 @@ FLUSH_S = 1.0
 # Exchanges that may wait to be worked through; beyond it the newest are not noted.
 MAX_NOTED = 50_000
 # Exchanges that are worked through before others have their turn.
-AT_ONCE = 100
+AT_ONCE = 250
 # Conversations of which it is remembered what the provider has read.
 MAX_STANDING = 10_000
 
@@ -55,6 +55,8 @@ class Noted(NamedTuple):
         origin: Of the upstream.
         exchange: Its figures.
         prefixes: Prefix digests of the client's non-privileged messages; empty where it was not read.
+        counted: Tokens that the client sent and that were forwarded, uncalibrated; zeros where it was not read.
+        begun: When its request began (`storage.outdated`).
     """
 
     tenant: str
@@ -62,6 +64,24 @@ class Noted(NamedTuple):
     origin: str
     exchange: Exchange
     prefixes: tuple[bytes, ...] = ()
+    counted: tuple[int, int] = (0, 0)
+    begun: int | None = None
+
+
+class Bare(NamedTuple):
+    """Exchanges of which nothing is known but that they were: not read, of no conversation known.
+
+    Attributes:
+        tenant: Whose.
+        model: The model that was asked; empty if that is not known.
+        code: The upstream's status code.
+        exchanges: Their figures.
+    """
+
+    tenant: str
+    model: str
+    code: int
+    exchanges: list[Exchange]
 
 
 class Entry(NamedTuple):
@@ -72,7 +92,27 @@ class Entry(NamedTuple):
 
 
 # Given exchanges, some at a time, behind their requests, on the event loop; must not wait.
-Listener = Callable[[Sequence[Entry]], None]
+Listener = Callable[[Sequence[Entry], Sequence[Bare]], None]
+
+
+class Note(Protocol):
+    """Notes an exchange (`Journal.note`)."""
+
+    def __call__(
+        self,
+        tenant: str,
+        conversation: str | None,
+        origin: str,
+        exchange: Exchange,
+        prefixes: tuple[bytes, ...] = (),
+        counted: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Note one exchange, whose fields `Noted` tells."""
+        ...
+
+
+# What is noted, as `Noted` has it; a plain tuple, because most of it never becomes one.
+_Raw = tuple[str, str | None, str, Exchange, tuple[bytes, ...], tuple[int, int], int | None]
 
 
 class Journal:
@@ -103,7 +143,7 @@ class Journal:
         self._feed = feed
         self._outdated = outdated
         self._pricing = pricing
-        self._noted: list[tuple[Noted, int | None]] = []
+        self._noted: list[_Raw] = []
         self._shown: deque[Entry] = deque(maxlen=EXCHANGES_PER_S)
         self._prices: dict[tuple[str, str], Price | None] = {}
         self._standing: OrderedDict[str, Standing] = OrderedDict()
@@ -112,10 +152,19 @@ class Journal:
         self.listeners: list[Listener] = []
         self.lost = 0
 
-    def note(self, noted: Noted) -> None:
-        """Note one exchange. In the way of every request."""
+    def note(
+        self,
+        tenant: str,
+        conversation: str | None,
+        origin: str,
+        exchange: Exchange,
+        prefixes: tuple[bytes, ...] = (),
+        counted: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Note one exchange (`Note`). In the way of every request."""
         if len(self._noted) < MAX_NOTED:
-            self._noted.append((noted, self._outdated.begun()))
+            begun = self._outdated.begun()
+            self._noted.append((tenant, conversation, origin, exchange, prefixes, counted, begun))
         else:
             self.lost += 1
 
@@ -160,23 +209,29 @@ class Journal:
             self._feed.tell(EXCHANGE, {**shown, "conversation": conversation} if conversation else shown)
         self._shown.clear()
 
-    def _batch(self, noted: Sequence[tuple[Noted, int | None]]) -> None:
-        entries = [self._entered(each, begun) for each, begun in noted]
+    def _batch(self, noted: Sequence[_Raw]) -> None:
+        bare, rest = _parted(noted)
+        entries = [self._entered(Noted._make(each)) for each in rest]
+        for each in bare:
+            self._statistics.add_bare(each.tenant, each.model, each.code, each.exchanges)
+            newest = each.exchanges[-EXCHANGES_PER_S:]
+            self._shown.extend(Entry(Noted(each.tenant, None, "", exchange), None) for exchange in newest)
         for listener in self.listeners:
             with contained(_not_written):
-                listener(entries)
+                listener(entries, bare)
 
-    async def _await_prices(self, noted: Sequence[tuple[Noted, int | None]]) -> None:
+    async def _await_prices(self, noted: Sequence[_Raw]) -> None:
         """Have the prices looked up that the exchanges ask for."""
         if self._pricing is not None:
-            await self._pricing.ready({(each.exchange.model, each.origin) for each, _ in noted})
+            asked = {(each[3].model, each[2]) for each in noted if each[3].prompt_tokens is not None}
+            await self._pricing.ready(asked)
 
-    def _entered(self, noted: Noted, begun: int | None) -> Entry:
+    def _entered(self, noted: Noted) -> Entry:
         """An exchange with its price, in its conversation's account."""
         entry = Entry(noted, self._saved(noted))
         self._statistics.add(noted.tenant, noted.exchange, entry.saving)
         if noted.conversation is None or self._accounts.add(
-            noted.tenant, noted.conversation, Kept(noted.exchange, entry.saving), begun
+            noted.tenant, noted.conversation, Kept(noted.exchange, entry.saving), noted.begun
         ):
             self._shown.append(entry)
         return entry
@@ -193,9 +248,10 @@ class Journal:
         if noted.conversation is None:
             if exchange.tokens_before == exchange.tokens_after:
                 return _unchanged(exchange, price)
-            return saving(exchange, noted.prefixes, None, price)[0]
+            return saving(exchange, noted.prefixes, None, price, noted.counted)[0]
         key = conversation_key(noted.tenant, noted.conversation)
-        made, self._standing[key] = saving(exchange, noted.prefixes, self._standing.get(key), price)
+        known = self._standing.get(key)
+        made, self._standing[key] = saving(exchange, noted.prefixes, known, price, noted.counted)
         self._standing.move_to_end(key)
         if len(self._standing) > MAX_STANDING:
             self._standing.popitem(last=False)
@@ -206,6 +262,19 @@ class Journal:
             await asyncio.sleep(FLUSH_S)
             with contained(_not_written):
                 await self.flush()
+
+
+def _parted(noted: Sequence[_Raw]) -> tuple[list[Bare], list[_Raw]]:
+    """Those of which nothing is known, together where they are alike, and the rest."""
+    alike: dict[tuple[str, str, int], list[Exchange]] = {}
+    rest: list[_Raw] = []
+    for each in noted:
+        exchange = each[3]
+        if each[1] is None and exchange.prompt_tokens is None and exchange.tokens_before is None:
+            alike.setdefault((each[0], exchange.model, exchange.code), []).append(exchange)
+        else:
+            rest.append(each)
+    return [Bare(*names, exchanges) for names, exchanges in alike.items()], rest
 
 
 def _unchanged(exchange: Exchange, price: Price | None) -> Saving | None:

@@ -43,7 +43,7 @@ from proxy.feed import Feed
 from proxy.guard import contained
 from proxy.history import History
 from proxy.installation import Secret, opened_store, opened_tracer, store_failed
-from proxy.journal import Entry, Journal
+from proxy.journal import Bare, Entry, Journal
 from proxy.learning import Learning
 from proxy.logs import JOURNAL_NOT_WRITTEN, TOKENIZER_FAILED, TOKENIZER_READY
 from proxy.owners import Owners
@@ -181,7 +181,9 @@ class Parts:
             yield
             self.ready = False
 
-    def _exchanged(self, entries: Sequence[Entry]) -> None:
+    def _exchanged(self, entries: Sequence[Entry], bare: Sequence[Bare]) -> None:
+        for each in bare:
+            self.metrics.bare(each.model, each.code, each.exchanges)
         self.metrics.exchanges(
             Heard(each.noted.conversation, each.noted.exchange, each.saving) for each in entries
         )

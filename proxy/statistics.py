@@ -127,6 +127,11 @@ class Statistics:
         elif exchange.code < FAILED_FROM:
             counters.unpriced += 1
 
+    def add_bare(self, tenant: str, model: str, code: int, exchanges: Sequence[Exchange]) -> None:
+        """Count exchanges that were not read (`journal.Bare`), at least one, in the hour of the last."""
+        counters = self._counters(exchanges[-1].at, model, tenant)
+        counters.add_bare(code, [each.overhead_s for each in exchanges])
+
     def heard(self, tenant: str, event: Event) -> None:
         """Count one event, under the model that the conversation asks (an `announcing.Listener`)."""
         self._counters(event.at, event.asked, tenant).hear(event)

@@ -17,11 +17,13 @@ from proxy.adapters.redis_url import parse
 from proxy.adapters.sqlite_store import SqliteStore
 from proxy.core.economics import Saving
 from proxy.core.event import COMPACTED, FAILED, MEASURED, Event
+from proxy.core.exchange import unread
 from proxy.core.keys import conversation_key, exchanges_key, scope_prefix
+from proxy.core.statistics import Counters
 from proxy.core.totals import Totals
-from proxy.journal import Entry
+from proxy.journal import Bare, Entry
 from proxy.ports import Store
-from tests.journals import DAY_S, TENANT, Process, exchange, noted
+from tests.journals import DAY_S, ORIGIN, TENANT, Process, exchange, noted
 from tests.redis_servers import RedisServer
 
 COST = 0.00011  # 40 fresh input tokens, 60 cached ones and 10 of output, at the prices of `journals`
@@ -58,7 +60,7 @@ async def test_an_exchange_is_in_its_account_with_its_price() -> None:
     first = exchange(1.0, tokens_before=90, tokens_after=90, window=1_000, trigger=700)
     second = exchange(2.0, model="", prompt_tokens=None, completion_tokens=None, cached_tokens=None)
     for each in (first, second):
-        process.journal.note(noted(0.0)._replace(exchange=each))
+        process.journal.note(*noted(0.0)._replace(exchange=each)[:5])
     await process.journal.flush()
     found = await totals(store)
     assert found == Totals(
@@ -77,7 +79,7 @@ async def test_rounds_and_what_summaries_cost_are_in_the_account() -> None:
     for kind, cost in ((COMPACTED, 0.5), (FAILED, 0.25), (MEASURED, 1.0)):
         process.accounts.heard(TENANT, Event(kind, 1.0, "c_1", cost_usd=cost))
     process.accounts.heard(TENANT, Event(COMPACTED, 1.0, "c_1"))
-    process.journal.note(noted(1.0))
+    process.journal.note(*noted(1.0)[:5])
     await process.journal.flush()
     found = await totals(store)
     assert (found.rounds, found.summary_usd, found.net_usd, found.requests) == (2, 0.75, -0.75, 1)
@@ -88,7 +90,7 @@ async def test_a_record_of_an_earlier_version_is_added_to() -> None:
     process = Process(store)
     earlier = {"requests": 3, "prompt_tokens": 5, "completion_tokens": "many", "model": "old", "last_at": 9.0}
     await process.records.keep(conversation_key(TENANT, "c_1"), earlier, ttl_s=DAY_S)
-    process.journal.note(noted(1.0, request_bytes=0))
+    process.journal.note(*noted(1.0, request_bytes=0)[:5])
     await process.journal.flush()
     assert await totals(store) == Totals(
         model="old", status="none", requests=4, prompt_tokens=105, completion_tokens=10, cached_tokens=60,
@@ -99,17 +101,17 @@ async def test_a_record_of_an_earlier_version_is_added_to() -> None:
 async def test_what_has_no_conversation_or_no_price_counts_all_the_same() -> None:
     process = Process(MemoryStore())
     heard: list[Entry] = []
-    process.journal.listeners.append(heard.extend)
+    process.journal.listeners.append(lambda entries, _: heard.extend(entries))
     some = [
         noted(5.0, None),
-        noted(5.0, None, code=429, prompt_tokens=None),
+        noted(5.0, None, code=429),
         noted(5.0, None, model="unknown"),
-        noted(5.0, None, prompt_tokens=None),
+        noted(5.0, "c_2", prompt_tokens=None),
         noted(5.0, None, tokens_before=200, tokens_after=100, status="applied"),
         noted(5.0, "c_1"),
     ]
     for each in some:
-        process.journal.note(each)
+        process.journal.note(*each[:5])
     await process.journal.flush()
     savings = [Saving(COST), Saving(0.0), None, None, heard[4].saving, Saving(COST)]
     assert heard == [Entry(*pair) for pair in zip(some, savings, strict=True)]
@@ -117,13 +119,36 @@ async def test_what_has_no_conversation_or_no_price_counts_all_the_same() -> Non
     assert heard[4].saving.net > 0
 
 
+async def test_what_is_known_by_its_size_only_is_counted_together() -> None:
+    process = Process(MemoryStore(), lambda: 9.0)
+    heard: list[Bare] = []
+    process.journal.listeners.append(lambda _, bare: heard.extend(bare))
+    times = (0.002, 0.1, 0.2)
+    some = [unread(5.0, "m", code, "r", 7, times) for code in (200, 200, 500, 200)]
+    for each in some:
+        process.journal.note("t", None, ORIGIN, each)
+    await process.journal.flush()
+    good = [each for each in some if each.code == 200]
+    assert heard == [Bare("t", "m", 200, good), Bare("t", "m", 500, [some[2]])]
+    [row] = await process.statistics.rows(0, 10, "total")
+    one_by_one = Counters()
+    for each in some:
+        one_by_one.add(each)
+    one_by_one.unpriced = 3
+    assert row.counters == one_by_one
+
+
+def failing(*_: object) -> None:
+    raise ZeroDivisionError
+
+
 async def test_a_listener_that_fails_keeps_nobody_from_hearing(monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[BaseException] = []
     monkeypatch.setattr(module, "_not_written", reported.append)
     process = Process(MemoryStore())
     heard: list[Entry] = []
-    process.journal.listeners += [lambda _: 1 // 0, heard.extend]  # type: ignore[list-item]
-    process.journal.note(noted(1.0))
+    process.journal.listeners += [failing, lambda entries, _: heard.extend(entries)]
+    process.journal.note(*noted(1.0)[:5])
     await process.journal.flush()
     assert (len(heard), [type(each) for each in reported]) == (1, [ZeroDivisionError])
 
@@ -144,7 +169,7 @@ async def test_totals_add_up_across_flushes_restarts_and_replicas(steps: list[tu
     count = {"a": 0, "b": 0}
     for step, index, conversation in [*steps, ("restart", 0, ""), ("restart", 1, "")]:
         if step == "note":
-            processes[index].journal.note(noted(1.0, conversation))
+            processes[index].journal.note(*noted(1.0, conversation)[:5])
             count[conversation] += 1
         elif step == "flush":
             await processes[index].journal.flush()
@@ -167,7 +192,7 @@ async def figures_of_four(stores: Sequence[Store]) -> None:
     async def relay(process: Process) -> None:
         for turn in range(10):
             for conversation in ("c_1", "c_2", None):
-                process.journal.note(noted(at + turn, conversation, model=f"m-{turn % 2}"))
+                process.journal.note(*noted(at + turn, conversation, model=f"m-{turn % 2}")[:5])
             process.accounts.heard(TENANT, Event(COMPACTED, at, "c_1", cost_usd=0.25))
             process.statistics.heard(TENANT, Event(COMPACTED, at, "c_1", cost_usd=0.25, asked="m-0"))
             await process.journal.flush()
@@ -203,14 +228,14 @@ async def test_figures_of_four_workers_on_one_file_sum_exactly(tmp_path: Path) -
 async def test_what_waits_while_the_store_is_away_is_written_when_it_is_back() -> None:
     store = Faulty()
     process = Process(store)
-    process.journal.note(noted(1.0))
+    process.journal.note(*noted(1.0)[:5])
     await process.journal.flush()
     store.fault = OSError("gone")
     while process.records.in_use:
         await process.records.find(["v1:{x}:y"])
     for _ in range(3):
-        process.journal.note(noted(1.0))
-        process.journal.note(noted(1.0, "c_2"))
+        process.journal.note(*noted(1.0)[:5])
+        process.journal.note(*noted(1.0, "c_2")[:5])
         await process.journal.flush()
     store.fault = None
     assert [(await totals(store, name)).requests for name in ("c_1", "c_2")] == [1, 0]
@@ -230,10 +255,10 @@ async def test_a_fault_of_ours_neither_ends_the_writing_nor_loses_anything(
     store.fault = ZeroDivisionError()
     process = Process(store)
     process.journal.start()
-    process.journal.note(noted(1.0))
+    process.journal.note(*noted(1.0)[:5])
     await eventually(lambda: len(reported) >= 2)
     store.fault = None
-    process.journal.note(noted(1.0))
+    process.journal.note(*noted(1.0)[:5])
     await process.journal.close()
     assert (await totals(store)).requests == 2
 
@@ -244,9 +269,9 @@ async def test_no_more_waits_than_a_bound(monkeypatch: pytest.MonkeyPatch) -> No
     store = MemoryStore()
     process = Process(store)
     for name in ("c_1", "c_2", "c_3", "c_1", "c_1"):
-        process.journal.note(noted(1.0, name))
+        process.journal.note(*noted(1.0, name)[:5])
     await process.journal.flush()
-    process.journal.note(noted(1.0, "c_3"))
+    process.journal.note(*noted(1.0, "c_3")[:5])
     await process.journal.flush()
     assert [(await totals(store, name)).requests for name in ("c_1", "c_2", "c_3")] == [2, 1, 1]
     assert process.journal.lost == 1
@@ -256,10 +281,10 @@ async def test_nothing_is_written_of_what_was_forgotten_since_its_request_began(
     store = MemoryStore()
     process = Process(store)
     with process.records.outdated.beginning():
-        process.journal.note(noted(1.0))
-        process.journal.note(noted(1.0, "c_2"))
+        process.journal.note(*noted(1.0)[:5])
+        process.journal.note(*noted(1.0, "c_2")[:5])
         await process.records.forget(scope_prefix(TENANT, "c_1"))
-        process.journal.note(noted(1.0))  # of a request from before
+        process.journal.note(*noted(1.0)[:5])  # of a request from before
         process.accounts.heard(TENANT, Event(COMPACTED, 1.0, "c_1", cost_usd=1.0))
     await process.journal.flush()
     assert [(await totals(store, name)).requests for name in ("c_1", "c_2")] == [0, 1]
@@ -276,13 +301,13 @@ async def test_what_is_forgotten_while_it_is_written_does_not_come_back() -> Non
                 self.forgets = False
                 await process.records.forget(scope_prefix(TENANT, "c_1"))
                 with process.records.outdated.beginning():  # a new request
-                    process.journal.note(noted(1.0, request_bytes=7))
+                    process.journal.note(*noted(1.0, request_bytes=7)[:5])
             return found
 
     store = Slow()
     process = Process(store)
     for store.forgets in (False, True, False):
-        process.journal.note(noted(1.0, request_bytes=1))
+        process.journal.note(*noted(1.0, request_bytes=1)[:5])
         await process.journal.flush()
     found = await totals(store)
     assert (found.requests, found.request_bytes) == (2, 8)
@@ -294,7 +319,7 @@ async def test_what_another_process_is_writing_waits() -> None:
     ours, other = Process(store), Process(store)
     lease = await other.records.acquire(f"{conversation_key(TENANT, 'c_1')}:lease", 10.0)
     assert lease is not None
-    ours.journal.note(noted(1.0))
+    ours.journal.note(*noted(1.0)[:5])
     await ours.journal.flush()
     assert (await totals(store)).requests == 0
     await other.records.release(lease)

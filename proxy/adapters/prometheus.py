@@ -138,6 +138,14 @@ class Metrics:
             self._add_savings(model, [each.saving for each in group])
         self._observe("compaction_prefix_stable_ratio", stable)
 
+    def bare(self, name: str, code: int, exchanges: list[Exchange]) -> None:
+        """Count exchanges that were not read, all of one model and status code (`journal.Bare`)."""
+        model = self._models.label(name, new=0 < code < _FIRST_ERROR)
+        self._count("compaction_requests_total", len(exchanges), model, "none")
+        self._add_times(model, code, exchanges)
+        if code < _FIRST_ERROR:
+            self._count("compaction_requests_unpriced_total", len(exchanges), model)
+
     def event(self, _tenant: str, event: Event) -> None:
         """Count what was decided, or has failed."""
         if event.kind in FAILURES:

@@ -56,6 +56,33 @@ class Exchange(NamedTuple):  # made for each request: a dataclass costs four tim
     upstream_s: float | None = None
 
 
+# `overhead_s`, `first_byte_s` and `upstream_s` of an exchange.
+Times = tuple[float, float | None, float | None]
+
+_UNKNOWN = (None,) * 9
+
+
+def unread(
+    at: float,
+    model: str,
+    code: int,
+    request: str,
+    request_bytes: int,
+    times: tuple[float, float | None, float | None],
+) -> Exchange:
+    """An exchange whose request and answer were not read, at a third of the price of naming every field.
+
+    Args:
+        at: See `Exchange`, as for the others.
+        model: The model.
+        code: The status code.
+        request: The request's id.
+        request_bytes: Of the body.
+        times: How long it took.
+    """
+    return Exchange._make((at, model, "none", code, request, "", None, "", request_bytes, *_UNKNOWN, *times))
+
+
 _TEXTS = frozenset({"model", "status", "request", "strategy", "reason"})
 _NUMBERS = frozenset({"at", "overhead_s", "first_byte_s", "upstream_s"})
 

@@ -1,8 +1,10 @@
 """Statistics: what many exchanges come to, as counters that add up, whoever has counted."""
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from operator import add
 from typing import Any
 
@@ -22,6 +24,9 @@ COUNTS = (
 )  # fmt: skip
 DOLLARS = ("cost_usd", "gross_usd", "cache_loss_usd", "summary_usd")
 _COUNTS, _DOLLARS = frozenset(COUNTS), frozenset(DOLLARS)
+
+
+_bucket = partial(bisect_left, OVERHEAD_BOUNDS_S)
 
 
 @dataclass(slots=True)
@@ -87,6 +92,18 @@ class Counters:
         self.cached_tokens += exchange.cached_tokens or 0
         self.statuses[exchange.status] = self.statuses.get(exchange.status, 0) + 1
         self.overhead[bisect_left(OVERHEAD_BOUNDS_S, exchange.overhead_s)] += 1
+
+    def add_bare(self, code: int, overheads_s: Sequence[float]) -> None:
+        """As many more exchanges that were not read, with this status code."""
+        count = len(overheads_s)
+        self.requests += count
+        self.statuses["none"] = self.statuses.get("none", 0) + count
+        if code >= FAILED_FROM:
+            self.failed += count
+        else:
+            self.unpriced += count
+        for index, times in Counter(map(_bucket, overheads_s)).items():
+            self.overhead[index] += times
 
     def price(self, cost: float, gross: float, cache_loss: float) -> None:
         """The price of one more exchange, in dollars."""

@@ -1,6 +1,5 @@
 """What is done once the client has its answer: learning from it, and work ahead of need."""
 
-from collections.abc import Callable
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from proxy.dialects.chat import probe_body
 from proxy.dialects.usage import Usage, UsageTap
 from proxy.errors import UpstreamError
 from proxy.guard import contained
-from proxy.journal import Noted
+from proxy.journal import Note
 from proxy.learning import Learning
 from proxy.logs import NOT_OBSERVED
 from proxy.owners import Owners
@@ -78,7 +77,7 @@ class Aftermath:
         *,
         compactor: Compactor,
         observing: Observing,
-        note: Callable[[Noted], None],
+        note: Note,
         trouble: Trouble,
         owners: Owners,
         learning: Learning,

@@ -9,7 +9,7 @@ from secrets import token_hex
 from starlette.types import Scope
 
 from proxy.compaction.fitting import Ask, Fit, Report, Status
-from proxy.core.exchange import Exchange
+from proxy.core.exchange import Exchange, unread
 from proxy.dialects.usage import Usage
 from proxy.relay.aftermath import Answered
 from proxy.relay.control import UNREAD, Control, report_headers
@@ -89,14 +89,14 @@ class Passage:
         return self.code >= 400
 
     @property
-    def asked(self) -> bool:
-        """Whether the upstream was asked; it is not for a client that leaves before."""
-        return self.first_byte_s is not None
-
-    @property
     def prefixes(self) -> tuple[bytes, ...]:
         """Prefix digests of the client's messages; none where they were not read."""
         return self.fit.footing.prefixes if self.fit and self.fit.footing else ()
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """Our own counts of what the client sent and of what was forwarded; zeros where it was not read."""
+        return (self.fit.listed, self.fit.estimate) if self.fit else (0, 0)
 
     def waited(self, seconds: float) -> None:
         """The upstream has answered, or failed to, after so long."""
@@ -135,8 +135,13 @@ class Passage:
 
     def exchange(self, usage: Usage | None) -> Exchange:
         """The request and its answer as figures, now that it has ended."""
+        first_s = self.first_byte_s
+        asked_s = self.overhead_s + self.waited_s - (first_s or 0.0)
+        upstream_s = None if first_s is None else time.perf_counter() - self.started - asked_s
+        if self.fit is None and usage is None:
+            times = self.overhead_s, first_s, upstream_s
+            return unread(self.at, self.model, self.code, self.request, self.size, times)
         report = self.fit.report if self.fit else _NOTHING
-        before_s = self.overhead_s + self.waited_s - (self.first_byte_s or 0.0)
         return Exchange(
             self.at,
             self.ask.model if self.ask else self.model,
@@ -157,6 +162,6 @@ class Passage:
             usage.completion_tokens if usage else None,
             usage.cached_tokens if usage else None,
             self.overhead_s,
-            self.first_byte_s,
-            time.perf_counter() - self.started - before_s if self.first_byte_s is not None else None,
+            first_s,
+            upstream_s,
         )

@@ -224,7 +224,7 @@ async def test_of_a_stream_that_was_cut_nothing_is_counted(
     wire: Any, chat: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted: list[Any] = []
-    monkeypatch.setattr(journal.Journal, "note", lambda _, what: noted.append(what.exchange))
+    monkeypatch.setattr(journal.Journal, "note", lambda _, *what: noted.append(what[3]))
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":41,"completion_tokens":1}}\n\n'
     counted = chunked(usage + b"data: [DONE]\n\n")
 
