@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import yaml
 
+from proxy.cli.client_files import FILES
 from proxy.cli.clients import CLIENTS, Client, filled
 from proxy.config.reloading import AT_START
 
@@ -34,8 +35,8 @@ PROSE = re.compile(r"\w|\*\*|`(?!``)")
 CLIENTS_HEAD = """# Clients
 
 What to write where, so that a client asks the proxy. `compaction-proxy connect CLIENT` prints the same with
-the address of your proxy; `--apply` changes the file of codex, aider, continue and opencode and keeps the old
-one; and `compaction-proxy run -- COMMAND` changes nothing but the environment of one command.
+the address of your proxy; `--apply` changes the file of FILES, and keeps the old one;
+and `compaction-proxy run -- COMMAND` changes nothing but the environment of one command.
 
 Keys stay where they are: the client's own goes on to the provider. Where the proxy has the provider's key
 (`upstream.api_key`), any word will do; where it names `server.client_keys`, one of them. From a container,
@@ -73,7 +74,7 @@ def client_chapter(name: str, client: Client) -> Iterator[str]:
 def clients_page() -> str:
     """docs/clients.md."""
     lines = (line for name, client in CLIENTS.items() for line in client_chapter(name, client))
-    return CLIENTS_HEAD + "\n".join(lines) + "\n"
+    return CLIENTS_HEAD.replace("FILES", ", ".join(sorted(FILES))) + "\n".join(lines) + "\n"
 
 
 def waiting_keys() -> str:

@@ -33,7 +33,9 @@ def make(words: list[str]) -> Iterator[str]:
 
 
 def pip(words: list[str]) -> Iterator[str]:
-    """`pip install 'compaction-proxy[EXTRA]'`."""
+    """`pip install .`, `pip install 'compaction-proxy[EXTRA]'`."""
+    if words == ["install", "."]:
+        return
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     name, _, extras = words[-1].rstrip("]").partition("[")
     if words[:-1] != ["install"] or name != project["name"]:

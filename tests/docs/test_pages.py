@@ -45,6 +45,19 @@ def test_a_page_is_listed_with_its_first_sentence(text: str, said: str) -> None:
     assert script("docs_pages.py")["opening"](text) == said
 
 
+def test_files_that_pages_link_to_are_published_with_them(tmp_path: Path) -> None:
+    site = script("docs_site.py")
+    site["moved"].__globals__["SITE"] = tmp_path
+    page = ROOT / "docs" / "adr" / "README.md"
+    text = "[a](../../Dockerfile) [b](../../deploy/caddy/Caddyfile#x) [c](../why.md) [d](https://d.example)"
+
+    assert site["LINK"].sub(lambda found: site["moved"](page, found), text) == (
+        "[a](../source/Dockerfile) [b](../source/deploy/caddy/Caddyfile#x) [c](../why.md) [d](https://d.example)"
+    )
+    assert (tmp_path / "source" / "Dockerfile").read_bytes() == (ROOT / "Dockerfile").read_bytes()
+    assert (tmp_path / "source" / "deploy" / "caddy" / "Caddyfile").is_file()
+
+
 @pytest.mark.parametrize(
     ("html", "problem"),
     [
