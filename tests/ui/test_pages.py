@@ -145,11 +145,12 @@ async def test_a_conversation_is_drawn_with_its_marks_and_told_as_a_table() -> N
     assert chart == {
         "kind": "requests", "x": [1, 2], "sent": [103_000, 103_000], "forwarded": [33_100, 33_100],
         "cached": [30_000, 30_000], "trigger": [102_000, 102_000], "rounds": [None, 1],
+            "places": [None, PLACE],
     }  # fmt: skip
     assert (
         "18 Nov 11:06:40 reused above-trigger 103,000 33,000 33,100 30,000 300 2.1 ms 200 req-7" in page.text
     )
-    assert "33.0k of 128k Compacts at 102,000 tokens. The client sent 103,000." in page.text
+    assert "33k of 128k Compacts at 102,000 tokens. The client sent 103,000." in page.text
     assert f"{ONE}/compactions/{PLACE}" in links(page)
 
 
@@ -227,5 +228,11 @@ async def test_the_playground_hands_on_what_was_pasted_and_shows_what_came_of_it
         {"conversation": NAME, "strategies": ["anchored"], "trigger_tokens": None, "window": None},
     ]
     text = Read(answer.text).text
-    assert "anchored 1 120k of 300k 101,000 80 % 90 % without 1 0 $3.10 $1.60 $0.10 $1.40 after 2" in text
-    assert "prune 1 120k of 300k 101,000 80 % 90 % without 1 0 n/a n/a n/a n/a 1 tokens after 2" in text
+    assert (
+        "anchored 1 120k of 300k 101,000 80 % 90 % without 0 1 without $1.60 $3.10 without $0.10 $1.40 after 2"
+        in text
+    )
+    assert (
+        "prune 1 120k of 300k 101,000 80 % 90 % without 0 1 without n/a n/a without n/a n/a 1 tokens after 2"
+        in text
+    )

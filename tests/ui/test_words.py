@@ -30,6 +30,7 @@ def test_dollars_that_are_not_known_are_never_nothing(value: float | None, told:
         (0, "0"),
         (950, "950"),
         (4_100, "4.1k"),
+        (32_000, "32k"),
         (312_345, "312k"),
         (4_100_000, "4.1M"),
         (-2_500, f"{MINUS}2.5k"),
@@ -50,4 +51,13 @@ def test_shares_times_and_reasons() -> None:
     ]
     assert [words.stamp(1e300), words.when(None)] == ["9999-12-31T23:59:59Z", "n/a"]
     assert words.reason("timeout") == "the summary model took too long (timeout)"
+    assert words.reason("http-503") == "the summary model answered with an error (http-503)"
+    assert [words.cause("percent,http-503"), words.cause("")] == ["trigger reached, http 503", "n/a"]
+    assert [words.rate(each) for each in (None, 2.5, 0.025, 10.0, 0.0)] == [
+        "n/a",
+        "$2.50",
+        "$0.025",
+        "$10.00",
+        "$0.00",
+    ]
     assert words.reason("of-another-version") == "of another version"

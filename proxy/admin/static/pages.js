@@ -3,7 +3,7 @@
 "use strict";
 (() => {
   const HEIGHT_PX = 280;
-  const DASHES = [[], [8, 4], [2, 3], [12, 3, 2, 3], [4, 4], [1, 2]];
+  const THIN_PX = 9;
   const MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(" ");
   const drawn = new Map();
 
@@ -12,7 +12,7 @@
   function short(value) {
     if (value === null || value === undefined) return "";
     for (const [size, sign] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
-      if (Math.abs(value) >= size) return +(value / size).toFixed(1) + sign;
+      if (Math.abs(value) >= size) return +(value / size).toFixed(value / size < 10 ? 2 : 1) + sign;
     }
     return String(Math.round(value));
   }
@@ -26,14 +26,14 @@
 
   function hatched() {
     const tile = document.createElement("canvas");
-    tile.width = tile.height = 6;
+    const side = tile.width = tile.height = Math.round(6 * devicePixelRatio);
     const brush = tile.getContext("2d");
-    brush.fillStyle = colour("--accent");
-    brush.fillRect(0, 0, 6, 6);
-    brush.strokeStyle = colour("--paper");
-    brush.lineWidth = 2;
+    brush.fillStyle = colour("--cached");
+    brush.fillRect(0, 0, side, side);
+    brush.strokeStyle = colour("--accent");
+    brush.lineWidth = devicePixelRatio;
     brush.beginPath();
-    for (const at of [-6, 0, 6]) { brush.moveTo(at, 6); brush.lineTo(at + 6, 0); }
+    for (const at of [-side, 0, side]) { brush.moveTo(at, side); brush.lineTo(at + side, 0); }
     brush.stroke();
     return brush.createPattern(tile, "repeat");
   }
@@ -56,29 +56,41 @@
       brush.save();
       brush.fillStyle = colour("--ink");
       brush.textAlign = "center";
+      brush.textBaseline = "alphabetic";
       brush.font = 11 * ratio + "px " + colour("--text");
       rounds.forEach((each, index) => {
-        if (!each) return;
+        if (each === null || (!numbered && !each)) return;
         const x = chart.valToPos(chart.data[0][index], "x", true), y = chart.bbox.top - 4 * ratio;
         brush.beginPath();
         brush.moveTo(x - 4 * ratio, y - 6 * ratio);
         brush.lineTo(x + 4 * ratio, y - 6 * ratio);
         brush.lineTo(x, y);
         brush.fill();
-        if (numbered || each > 1) brush.fillText(String(each), x, y - 9 * ratio);
+        if (numbered ? each : each > 1) brush.fillText(String(each), x, y - 10 * ratio);
       });
       brush.restore();
     };
   }
 
-  function columns(told, date) {
+  // A round leads to its page, from anywhere in its column.
+  function leading(told, place) {
+    if (!place.dataset.places) return [];
+    const round = (chart) => chart.cursor.idx === null ? "" : told.places[chart.cursor.idx];
+    return [(chart) => {
+      chart.over.addEventListener("click", () => { if (round(chart)) location.assign(place.dataset.places + round(chart)); });
+      chart.over.addEventListener("mousemove", () => chart.over.classList.toggle("pointing", !!round(chart)));
+    }];
+  }
+
+  function columns(told, date, place) {
     const x = told.x, step = x.length > 1 ? Math.min(...x.slice(1).map((each, index) => each - x[index])) : (date ? 3600 : 1);
+    const thin = (place.clientWidth / x.length) * 0.6 < THIN_PX;
     const bars = (share) => uPlot.paths.bars({ size: [share, 60], gap: 0 });
     const series = [
       { label: date ? "hour from" : "request", value: (_, at) => (at === null ? "" : date ? time(at, true) : at) },
       { label: "sent", paths: bars(0.86), fill: colour("--sent"), width: 0, points: { show: false }, value: (_, at) => short(at) },
       { label: "forwarded", paths: bars(0.6), fill: colour("--accent"), width: 0, points: { show: false }, value: (_, at) => short(at) },
-      { label: "cached", paths: bars(0.6), fill: hatched(), stroke: colour("--accent"), width: 1, points: { show: false }, value: (_, at) => short(at) },
+      { label: "cached", paths: bars(0.6), fill: thin ? colour("--cached") : hatched(), width: 0, points: { show: false }, value: (_, at) => short(at) },
     ];
     const data = [x, told.sent, told.forwarded, told.cached.map((each) => each || null)];
     if (told.trigger && told.trigger.some((each) => each)) {
@@ -95,14 +107,14 @@
         x: { time: date, range: (_, low, high) => [low - step * 0.7, high + step * 0.7] },
         y: { range: (_, __, high) => [0, (high || 1) * 1.05] },
       },
-      hooks: { draw: [signs(told.rounds, !date)] },
+      hooks: { draw: [signs(told.rounds, !date)], ready: leading(told, place) },
     }, data];
   }
 
   function lines(told) {
     const series = [{ label: "request", value: (_, at) => at ?? "" }, { label: "never compacting", stroke: colour("--sent"), width: 2, fill: colour("--faint"), points: { show: false }, value: (_, at) => short(at) }];
     told.names.forEach((name, index) => series.push({
-      label: name, stroke: index % 2 ? colour("--ink") : colour("--accent"), dash: DASHES[index % DASHES.length],
+      label: name, stroke: index % 2 ? colour("--ink") : colour("--accent"), dash: told.dashes[index % told.dashes.length],
       width: 2, points: { show: false }, value: (_, at) => short(at),
     }));
     return [{
@@ -115,9 +127,8 @@
     const told = JSON.parse(place.dataset.chart);
     drawn.get(place)?.destroy();
     if (!told.x.length) return;
-    const [options, data] = told.kind === "strategies" ? lines(told) : columns(told, told.kind === "period");
+    const [options, data] = told.kind === "strategies" ? lines(told) : columns(told, told.kind === "period", place);
     const chart = new uPlot({ width: place.clientWidth, height: HEIGHT_PX, cursor: { drag: { x: false, y: false } }, tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"), ...options }, data, place);
-    chart.root.querySelector(".u-legend").classList.toggle("shown", told.kind === "strategies");
     drawn.set(place, chart);
   }
 

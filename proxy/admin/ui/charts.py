@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from proxy.admin.ui.shown import Counters, Outcome
+from proxy.admin.ui.shown import Counters, Outcome, Round
 from proxy.core.exchange import Exchange
 
 # More columns than this are no picture; the newest are drawn.
 MAX_COLUMNS = 500
+# How the line of each strategy is dashed, in pixels drawn and left out; one for each that there is.
+DASHES = ((), (8, 4), (2, 3), (12, 3, 2, 3), (4, 4), (1, 2), (16, 4))
 _STEPS_S = {"hour": 3_600, "day": 86_400}
 
 
@@ -43,11 +45,11 @@ def period(rows: Sequence[Counters], by: str, since: float | None, until: float 
     )
 
 
-def requests(exchanges: Sequence[Exchange]) -> str:
-    """What each request of a conversation was and became; a round where it came into force."""
+def requests(exchanges: Sequence[Exchange], made: Sequence[Round] = ()) -> str:
+    """What each request of a conversation was and became; a round where it came into force, and its place."""
     drawn = exchanges[-MAX_COLUMNS:]
     first = len(exchanges) - len(drawn)
-    before = [exchanges[0].round if exchanges else None, *(each.round for each in exchanges)][first:]
+    marks = _marks(exchanges, made)[first:]
     return _json(
         {
             "kind": "requests",
@@ -56,9 +58,8 @@ def requests(exchanges: Sequence[Exchange]) -> str:
             "forwarded": [_forwarded(each) for each in drawn],
             "cached": [each.cached_tokens for each in drawn],
             "trigger": [each.trigger for each in drawn],
-            "rounds": [
-                each.round if each.round != last else None for each, last in zip(drawn, before, strict=False)
-            ],
+            "rounds": [mark and mark[0] for mark in marks],
+            "places": [mark and mark[1] for mark in marks],
         }
     )
 
@@ -72,9 +73,24 @@ def strategies(outcomes: Sequence[Outcome]) -> str:
             "x": list(range(1, len(sent) + 1)),
             "sent": sent,
             "names": [each.strategy for each in outcomes],
+            "dashes": DASHES,
             "forwarded": [[after for _, after in each.points] for each in outcomes],
         }
     )
+
+
+def _marks(exchanges: Sequence[Exchange], made: Sequence[Round]) -> list[tuple[int, str] | None]:
+    """Number and place of the round that came into force with each request; number 0: it shortened results."""
+    places = {each.event.round: each.event.place for each in made}
+    shortened = {each.event.request: each.event.place for each in made if each.event.round == 0}
+    last = exchanges[0].round if exchanges else None
+    marks: list[tuple[int, str] | None] = []
+    for each in exchanges:
+        changed = each.round if each.round != last else None
+        zero = shortened.get(each.request) if each.request else None
+        marks.append((changed, places.get(changed, "")) if changed else (0, zero) if zero else None)
+        last = each.round
+    return marks
 
 
 def _forwarded(exchange: Exchange) -> int | None:

@@ -29,7 +29,7 @@ DONE = {
 MAX_ROWS = 200
 MAX_EXCHANGES = 500
 MAX_EVENTS = 200
-RECENT_EVENTS = 12
+RECENT_EVENTS = 10
 MAX_HITS = 50
 
 
@@ -68,7 +68,10 @@ class Looking:
             by=RANGES[since],
             total=readings.read(Counters, over_time.get("total")),
             rows=rows,
-            models=readings.rows(Counters, by_model.get("rows")),
+            models=sorted(
+                (each for each in readings.rows(Counters, by_model.get("rows")) if each.requests),
+                key=lambda each: -each.tokens_before,
+            ),
             events=readings.happened(lately.get("events")),
             chart=charts.period(
                 rows, RANGES[since], number(over_time.get("since")), number(over_time.get("until"))
@@ -109,7 +112,7 @@ class Looking:
             exchanges=exchanges,
             latest=next((each for each in reversed(exchanges) if each.tokens_before is not None), None),
             rounds=rounds,
-            chart=charts.requests(exchanges),
+            chart=charts.requests(exchanges, rounds),
             done=DONE.get(request.query_params.get("done", ""), ""),
         )
 

@@ -96,6 +96,7 @@ class Playground:
             wanted=wanted,
             tried=tried,
             strategies=tuple(STRATEGIES),
+            dashes=charts.DASHES,
             conversations=readings.rows(Row, told.get("conversations")),
             trouble=str(error) if error else "",
         )

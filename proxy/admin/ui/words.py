@@ -28,6 +28,21 @@ REASONS = {
     "tool-calls": "the summary model called a tool instead of writing",
     "unreachable": "the summary model could not be reached",
 }
+CAUSES = {
+    "cost_optimal": "cheapest here",
+    "force": "asked for",
+    "huge": "huge result",
+    "iterations": "iterations",
+    "limit": "would not fit",
+    "messages": "number of messages",
+    "overflow": "refused as too long",
+    "percent": "trigger reached",
+    "percent_of_window": "trigger reached",
+    "price_tier": "dearer from here on",
+    "soft": "ahead of need",
+    "tokens": "trigger reached",
+    "turns": "number of turns",
+}
 KINDS = {
     "compacted": "Compacted",
     "failed": "No round made",
@@ -61,6 +76,14 @@ def usd(value: float | None) -> str:
     return f"{sign}${size:,.4f}" if 0 < size < 0.01 else f"{sign}${size:,.2f}"
 
 
+def rate(value: float | None) -> str:
+    """Dollars per million tokens, as providers publish them: exact."""
+    if value is None:
+        return UNKNOWN
+    digits = f"{value:,.6f}".rstrip("0")
+    return "$" + digits + "0" * (2 - len(digits.partition(".")[2]))
+
+
 def count(value: float | None) -> str:
     """A whole number, with its thousands set off."""
     return UNKNOWN if value is None else f"{value:,.0f}".replace("-", MINUS)
@@ -73,7 +96,8 @@ def short(value: float | None) -> str:
     for size, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             scaled = value / size
-            return (f"{scaled:.1f}" if abs(scaled) < 99.95 else f"{scaled:.0f}").replace("-", MINUS) + sign
+            digits = f"{scaled:.1f}".removesuffix(".0") if abs(scaled) < 99.95 else f"{scaled:.0f}"
+            return digits.replace("-", MINUS) + sign
     return f"{value:.0f}".replace("-", MINUS)
 
 
@@ -124,8 +148,15 @@ def ago(at: float | None, now: float) -> str:
 
 def reason(word: str) -> str:
     """A reason in words, followed by the short word of it; the word alone where we have none for it."""
-    said = REASONS.get(word)
+    said = REASONS.get(word) or (
+        "the summary model answered with an error" if word.startswith("http-") else ""
+    )
     return f"{said} ({word})" if said else word.replace("-", " ")
+
+
+def cause(words: str) -> str:
+    """What made a round due, and what went wrong in it, in words."""
+    return ", ".join(CAUSES.get(word) or word.replace("-", " ") for word in words.split(",")) or UNKNOWN
 
 
 def kind(word: str) -> str:
