@@ -14,10 +14,17 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from pydantic import SecretStr
 
-from proxy.adapters.tiktoken_counter import TiktokenCounter
+from proxy.adapters.character_counter import CharacterCounter
 from proxy.app import create_app
 from proxy.config import Config
-from proxy.config.sections import ModelSection, ServerSection, StoreSection, SummarySection, UpstreamSection
+from proxy.config.sections import (
+    CompactionSection,
+    ModelSection,
+    ServerSection,
+    StoreSection,
+    SummarySection,
+    UpstreamSection,
+)
 from proxy.demo.provider import SUMMARY_MODEL, Settings, create_provider
 from proxy.serving import served
 from tests.docs.pretended import PROGRAMS
@@ -62,15 +69,14 @@ class Machine:
 @contextlib.asynccontextmanager
 async def running() -> AsyncIterator[tuple[str, str]]:
     """The URLs of a proxy and of the provider behind it."""
-    provider = create_provider(
-        Settings(TiktokenCounter(lambda _: None), window=8192, models=(MODEL, SUMMARY_MODEL))
-    )
+    provider = create_provider(Settings(CharacterCounter(), window=8192, models=(MODEL, SUMMARY_MODEL)))
     async with served(provider) as direct:
         config = Config(
             server=ServerSection(port=0, secret=SecretStr("docs"), admin_key=SecretStr(ADMIN_KEY)),
             upstream=UpstreamSection(base_url=f"{direct}/v1"),
             store=StoreSection(url="memory://"),
             summary=SummarySection(model=SUMMARY_MODEL),
+            compaction=CompactionSection(counter="characters"),
             models={"*": ModelSection(window=8192)},
         )
         async with served(create_app(config)) as root:
@@ -120,6 +126,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
             "COMPACTION_PROXY__SERVER__ADMIN_KEY": ADMIN_KEY,
             "COMPACTION_PROXY__UPSTREAM__BASE_URL": f"{direct}/v1",
             "COMPACTION_PROXY__SUMMARY__MODEL": SUMMARY_MODEL,
+            "COMPACTION_PROXY__COMPACTION__COUNTER": "characters",
             "COMPACTION_PROXY__STORE__URL": f"sqlite:///{folder}/state.db",
         }
         yield Machine(address, environ, answer.headers)
