@@ -11,6 +11,7 @@ really cached of the requests that were sent. The parts:
 """
 
 from collections.abc import Sequence
+from math import gcd
 from typing import NamedTuple
 
 from proxy.core.exchange import Exchange
@@ -22,9 +23,9 @@ EXPIRY_S = 600.0
 LEAST_CACHED_TOKENS = 1_024
 # Requests of a conversation that are remembered: it may have branches, and agents that share its id.
 MAX_HEARD = 8
-# Estimates of what was removed wobble by so much, in tokens and as a share; what is more was removed anew.
-WOBBLE_TOKENS = 1_000
-WOBBLE_SHARE = 0.10
+# The largest block in which providers cache, and the smallest whose rounding is worth knowing, in tokens.
+LARGEST_BLOCK_TOKENS = 128
+SMALLEST_BLOCK_TOKENS = 64
 # Stands for a shortfall where a provider caches nothing, in tokens.
 NOTHING_CACHED_TOKENS = 10**12
 
@@ -53,8 +54,8 @@ class Heard(NamedTuple):
         model: Which model.
         digest: Prefix digest of the client's whole list; empty where the request was not read.
         before: Tokens of the client's list, as far as possible as the provider would count them.
-        estimate: The same, estimated; None where the request was not read.
-        removed: Tokens that were left away, estimated.
+        listed: The same, as we count them; 0 where the request was not read.
+        removed: Tokens that were left away, less what stands in for them, as we count them.
         forwarded: Tokens of what was forwarded, as the provider counted them.
         form: What had been made of the list: two requests of one form that continue one another have what
             the first one forwarded in common.
@@ -64,7 +65,7 @@ class Heard(NamedTuple):
     model: str
     digest: bytes
     before: int
-    estimate: int | None
+    listed: int
     removed: int
     forwarded: int
     form: str
@@ -75,19 +76,27 @@ class Standing(NamedTuple):
 
     Attributes:
         heard: Its newest requests, the newest last.
-        shortfall: Tokens of a prefix that the provider has left uncached although it had read them before,
-            because it caches in blocks; below zero where it has answers cached, too. None: nothing has told.
+        shortfall: Tokens of a prefix that the provider leaves uncached although it has read them before,
+            beside what does not fill a block; below zero where it has answers cached, too. None: nothing has
+            told.
+        block: Tokens of which every number that it had cached was a multiple, up to the largest block that is
+            known of a provider; 0: nothing has told.
     """
 
     heard: tuple[Heard, ...] = ()
     shortfall: int | None = None
+    block: int = 0
 
 
 UNHEARD = Standing()
 
 
 def saving(
-    exchange: Exchange, prefixes: Sequence[bytes], known: Standing | None, price: Price | None
+    exchange: Exchange,
+    prefixes: Sequence[bytes],
+    known: Standing | None,
+    price: Price | None,
+    counted: tuple[int, int] = (0, 0),
 ) -> tuple[Saving | None, Standing]:
     """What an exchange has saved, and what is to be remembered of its conversation for the next one.
 
@@ -96,57 +105,55 @@ def saving(
         prefixes: Prefix digests of the client's non-privileged messages; empty if it was not read.
         known: What was returned for the conversation's exchange before; None if there was none.
         price: Of the model that was asked; None if that is not known.
+        counted: Tokens that the client sent and that were forwarded, uncalibrated; zeros: see the exchange.
 
     Returns:
-        The saving: None where no price is known, or not what the provider has counted. A request that was
-        refused costs nothing, and one that went on as it came saves exactly nothing.
+        The saving: None where no price is known, or not what the provider has counted. A refused request
+        costs nothing, and one that went on as it came saves exactly nothing.
     """
-    known = known or UNHEARD
-    if exchange.code >= 400:
-        return (Saving(0.0) if price else None), known
-    prompt = exchange.prompt_tokens
-    if prompt is None:
-        return None, known
-    heard = _heard(exchange, prefixes, prompt)
-    earlier = _continued(heard, prefixes, known)
-    now = heard._replace(before=_before(exchange, heard, earlier))
-    shortfall = _shortfall(exchange, now, earlier, known.shortfall)
-    made = _priced(exchange, now, _unchanged_cached(exchange, now, earlier, known, shortfall), price)
+    known, prompt = known or UNHEARD, exchange.prompt_tokens
+    refused = exchange.code >= 400
+    if refused or prompt is None:
+        return (Saving(0.0) if refused and price else None), known
+    now = _heard(exchange, prefixes, prompt, counted)
+    earlier = _continued(now, prefixes, known)
+    now = now._replace(before=_before(exchange, now, earlier))
+    learned = _learned(exchange, now, earlier, known)
+    cached = _unchanged_cached(exchange, now, earlier, learned, first=not known.heard)
+    return _priced(exchange, now, cached, price), learned
+
+
+def _learned(exchange: Exchange, now: Heard, earlier: Heard | None, known: Standing) -> Standing:
+    block = _block(exchange, known.block)
+    shortfall = _shortfall(exchange, now, earlier, known.shortfall, block)
     others = tuple(each for each in known.heard if (each.model, each.digest) != (now.model, now.digest))
-    return made, Standing((*others, now)[-MAX_HEARD:], shortfall)
+    return Standing((*others, now)[-MAX_HEARD:], shortfall, block)
 
 
-def _removed(exchange: Exchange) -> int:
-    """Tokens that were left away, less what stands in for them, estimated."""
-    if exchange.tokens_before is None or exchange.tokens_after is None:
-        return 0
-    return max(0, exchange.tokens_before - exchange.tokens_after)
-
-
-def _heard(exchange: Exchange, prefixes: Sequence[bytes], prompt: int) -> Heard:
-    removed = _removed(exchange)
+def _heard(exchange: Exchange, prefixes: Sequence[bytes], prompt: int, counted: tuple[int, int]) -> Heard:
+    listed, left = counted if any(counted) else (exchange.tokens_before or 0, exchange.tokens_after or 0)
+    removed = max(0, listed - left)
     form = f"{exchange.strategy}/{exchange.round}" if removed else ""
     digest = prefixes[-1] if prefixes else b""
-    return Heard(
-        exchange.at, exchange.model, digest, prompt + removed, exchange.tokens_before, removed, prompt, form
-    )
+    before = prompt + round(removed * prompt / max(1, left))
+    return Heard(exchange.at, exchange.model, digest, before, listed, removed, prompt, form)
 
 
 def _before(exchange: Exchange, now: Heard, earlier: Heard | None) -> int:
     """Tokens of the client's list: those that the provider has counted once, and what has come since then.
 
-    What has come is counted, too, where what stands before it has not changed, else it is estimated. So the
-    error of estimates does not grow with what was removed.
+    What has come is counted, too, where what stands before it has not changed; what of it was left away, or
+    all of it, is estimated by what the conversation's tokens have been to the provider so far. So the error
+    of estimates does not grow with what was removed.
     """
-    if earlier is None or not now.removed:
+    if earlier is None or not now.removed or not earlier.listed:
         return now.before
+    rate = earlier.before / earlier.listed
     if _kept_prefix(exchange, now, earlier):
-        anew = now.removed - earlier.removed  # of a new message that was shortened at once
-        anew = anew if anew > max(WOBBLE_TOKENS, WOBBLE_SHARE * earlier.removed) else 0
-        return earlier.before + now.forwarded - earlier.forwarded + anew
-    if now.estimate is None or earlier.estimate is None:
-        return now.before
-    return max(now.forwarded, earlier.before + max(0, now.estimate - earlier.estimate))
+        come = now.forwarded - earlier.forwarded + rate * (now.removed - earlier.removed)
+    else:
+        come = rate * (now.listed - earlier.listed)
+    return max(now.forwarded, earlier.before + round(come))
 
 
 def _continued(now: Heard, prefixes: Sequence[bytes], known: Standing) -> Heard | None:
@@ -162,7 +169,7 @@ def _continued(now: Heard, prefixes: Sequence[bytes], known: Standing) -> Heard 
 
 def _kept_prefix(exchange: Exchange, now: Heard, earlier: Heard) -> bool:
     """Whether all that was forwarded of the earlier request stands at the beginning of this one."""
-    whole = exchange.status not in {"applied", "over-limit"} or not _removed(exchange)
+    whole = exchange.status not in {"applied", "over-limit"} or not now.removed
     return whole and earlier.form == now.form and earlier.forwarded <= now.forwarded
 
 
@@ -176,28 +183,48 @@ def _missed(exchange: Exchange, now: Heard, earlier: Heard) -> bool:
     return could and not exchange.cached_tokens
 
 
-def _shortfall(exchange: Exchange, now: Heard, earlier: Heard | None, last: int | None) -> int | None:
-    """How much of a prefix the provider leaves uncached, as far as this exchange and those before told."""
+def _block(exchange: Exchange, known: int) -> int:
+    """Tokens of which all that the provider has cached until now was a multiple."""
+    cached = exchange.cached_tokens
+    return gcd(known or LARGEST_BLOCK_TOKENS, cached) if cached else known
+
+
+def _whole(block: int) -> int:
+    """The block to reckon with."""
+    return block if block >= SMALLEST_BLOCK_TOKENS else 1
+
+
+def _shortfall(
+    exchange: Exchange, now: Heard, earlier: Heard | None, last: int | None, block: int
+) -> int | None:
+    """How much of a prefix the provider leaves uncached, as far as this exchange and those before told.
+
+    Beside what does not fill a block: so an exchange tells no more than two bounds.
+    """
     if earlier is None or _expired(now, earlier) or not _kept_prefix(exchange, now, earlier):
         return last
     if exchange.cached_tokens:
-        return earlier.forwarded - exchange.cached_tokens
+        most = earlier.forwarded - exchange.cached_tokens
+        expected = 0 if last in {None, NOTHING_CACHED_TOKENS} else last
+        return min(max(expected or 0, most - _whole(block) + 1), most)
     if last is None and _missed(exchange, now, earlier):
         return NOTHING_CACHED_TOKENS
     return last
 
 
 def _unchanged_cached(
-    exchange: Exchange, now: Heard, earlier: Heard | None, known: Standing, shortfall: int | None
+    exchange: Exchange, now: Heard, earlier: Heard | None, learned: Standing, *, first: bool
 ) -> int:
     """Tokens that the provider would have had cached of the request as the client sent it."""
     cached = exchange.cached_tokens or 0
     if earlier is None:
-        share = 0.0 if known.heard else cached / max(1, now.forwarded)
+        share = cached / max(1, now.forwarded) if first else 0.0
         return max(cached, int(share * now.before))
     if not cached and (_expired(now, earlier) or _missed(exchange, now, earlier)):
         return 0
-    return max(cached, min(earlier.before - (shortfall or 0), now.before))
+    block = _whole(learned.block)
+    read = min(earlier.before - (learned.shortfall or 0), now.before)
+    return max(cached, read // block * block)
 
 
 def _priced(exchange: Exchange, now: Heard, would_be_cached: int, price: Price | None) -> Saving | None:

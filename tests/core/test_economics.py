@@ -221,22 +221,55 @@ def test_the_sum_agrees_with_two_conversations_that_are_played(
     assert cost + net == pytest.approx(never, rel=0.01)
 
 
-def test_the_error_of_estimates_does_not_grow_with_what_was_removed() -> None:
-    """What the provider has counted is believed, the rest estimated."""
+def before(*listed: tuple[Exchange, tuple[int, int]]) -> list[int]:
+    """Tokens of the client's lists as the provider would count them, by exchange and our own counts of it."""
     standing: Standing | None = None
-    for count, exchange in enumerate(
-        [
-            asked(0, 30_000, 30_000, 0),
-            asked(1, 40_000, 15_000, 0, status="applied"),
-            asked(2, 42_900, 17_000, 15_000, status="reused"),
-            asked(3, 69_900, 20_000, 17_000, status="reused"),  # a new result was shortened at once
-        ],
-        1,
-    ):
-        _, standing = saving(exchange, digests(2 * count), standing, PRICE)
-
+    for count, (exchange, counted) in enumerate(listed, 1):
+        _, standing = saving(exchange, digests(2 * count), standing, PRICE, counted)
     assert standing is not None
-    assert [each.before for each in standing.heard] == [30_000, 40_000, 42_000, 69_000]
+    return [each.before for each in standing.heard]
+
+
+def test_what_calibration_makes_of_a_count_from_one_request_to_the_next_is_no_saving() -> None:
+    assert before(
+        (asked(0, 30_000, 30_000, 0), (30_000, 30_000)),
+        (asked(1, 40_000, 15_000, 0, status="applied"), (40_000, 15_000)),
+        (asked(2, 42_900, 17_000, 15_000, status="reused"), (42_000, 17_000)),
+        (asked(3, 69_900, 20_000, 17_000, status="reused"), (69_000, 20_000)),  # a new result was shortened
+    ) == [30_000, 40_000, 42_000, 69_000]
+
+
+def test_what_was_never_counted_is_worth_what_the_conversation_was_to_the_provider_so_far() -> None:
+    assert before(
+        (asked(0, 9, 9, 0)._replace(prompt_tokens=36_000), (30_000, 30_000)),  # six for five of ours
+        (asked(1, 9, 8, 0, status="applied")._replace(prompt_tokens=20_000), (40_000, 15_000)),
+        (asked(2, 9, 8, 0, status="reused")._replace(prompt_tokens=22_000), (42_000, 17_000)),
+        (asked(3, 9, 8, 0, status="reused")._replace(prompt_tokens=23_000), (47_000, 18_000)),
+    ) == [36_000, 48_000, 50_000, 50_000 + 1_000 + 4_762]
+
+
+@pytest.mark.parametrize(
+    ("cached", "expected"),
+    [
+        (29_952, 39_936),  # 234 blocks of 128; of 40,000 it would have had 312
+        (29_696, 39_808),  # two blocks less than there is room for: it leaves 177 tokens, or more
+        (30_080, 40_064),  # a block more: it has the answer cached, too
+        (
+            29_888,
+            39_936,
+        ),  # 467 blocks of 64; one less than there is room for, so that it leaves 49 tokens, or more
+        (29_990, 39_990),  # no blocks
+    ],
+)
+def test_a_provider_caches_whole_blocks_of_the_unchanged_request(cached: int, expected: int) -> None:
+    made = saved(
+        asked(0, 30_000, 30_000, 0),
+        asked(1, 40_000, 40_000, cached),
+        asked(2, 60_000, 15_000, 0, status="applied"),
+    )[-1]
+
+    assert made is not None
+    assert made.net == pytest.approx(60_000 - 0.9 * expected - 15_000)
 
 
 def test_a_round_pays_back_what_it_cost_by_what_it_saves_with_each_request() -> None:
