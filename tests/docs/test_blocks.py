@@ -106,6 +106,7 @@ def test_python_runs(block: Block, machine: Machine, monkeypatch: pytest.MonkeyP
         return
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     named: dict[str, Any] = {}
     exec(code, named)
     with named["client"] as client:
