@@ -7,12 +7,13 @@ of one another's. The exchanges are written in the same step as the totals that 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from proxy.core import exchange as exchanges_of
 from proxy.core import totals as totals_of
+from proxy.core.alike import Alike
 from proxy.core.economics import Saving
 from proxy.core.event import COMPACTED, MEASURED, Event, number
 from proxy.core.exchange import Exchange
@@ -103,6 +104,17 @@ class Accounts:
         if kept.saving is not None:
             waiting.totals.price(kept.saving.cost, kept.saving.gross, kept.saving.cache_loss)
         waiting.lines.append(kept)
+        return True
+
+    def add_alike(self, alike: Alike, newest: Iterable[Kept], begun: int | None) -> bool:
+        """Add exchanges that were not read to their conversation, as `add` does each; `newest` are kept."""
+        if alike.conversation is None:
+            return False
+        waiting = self._gathering(alike.tenant, alike.conversation, begun)
+        if waiting is None:
+            return False
+        waiting.totals.add_alike(alike)
+        waiting.lines.extend(newest)
         return True
 
     def heard(self, tenant: str, event: Event) -> None:

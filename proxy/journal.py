@@ -6,20 +6,21 @@ listens; then all that is written.
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import structlog
 
-from proxy.accounts import Accounts, Kept, to_fields
+from proxy.accounts import MAX_LINES, Accounts, Kept, to_fields
+from proxy.core.alike import FAILED_FROM, Alike, added_up
 from proxy.core.economics import Saving, Standing, saving
 from proxy.core.exchange import Exchange
 from proxy.core.keys import conversation_key
 from proxy.core.price import Price
-from proxy.core.statistics import FAILED_FROM
 from proxy.feed import EXCHANGE, EXCHANGES_PER_S, Feed
 from proxy.guard import contained
 from proxy.logs import JOURNAL_NOT_WRITTEN
+from proxy.noting import Entry, Groups, Key, Listener, Noted, Raw, parted, slices
 from proxy.statistics import Statistics
 from proxy.storage.outdated import Outdated
 
@@ -27,7 +28,9 @@ FLUSH_S = 1.0
 # Exchanges that may wait to be worked through; beyond it the newest are not noted.
 MAX_NOTED = 50_000
 # Exchanges that are worked through before others have their turn.
-AT_ONCE = 250
+AT_ONCE = 100
+PARTED_AT_ONCE = 1_000
+GROUPS_AT_ONCE = 25
 # Conversations of which it is remembered what the provider has read.
 MAX_STANDING = 10_000
 
@@ -44,75 +47,6 @@ class Pricing(Protocol):
     async def ready(self, names: Iterable[tuple[str, str]]) -> None:
         """Come back when the prices of models at upstreams are known, or cannot be."""
         ...
-
-
-class Noted(NamedTuple):
-    """An exchange, and whose it was.
-
-    Attributes:
-        tenant: Whose.
-        conversation: Of which conversation, if that is known.
-        origin: Of the upstream.
-        exchange: Its figures.
-        prefixes: Prefix digests of the client's non-privileged messages; empty where it was not read.
-        counted: Tokens that the client sent and that were forwarded, uncalibrated; zeros where it was not read.
-        begun: When its request began (`storage.outdated`).
-    """
-
-    tenant: str
-    conversation: str | None
-    origin: str
-    exchange: Exchange
-    prefixes: tuple[bytes, ...] = ()
-    counted: tuple[int, int] = (0, 0)
-    begun: int | None = None
-
-
-class Bare(NamedTuple):
-    """Exchanges of which nothing is known but that they were: not read, of no conversation known.
-
-    Attributes:
-        tenant: Whose.
-        model: The model that was asked; empty if that is not known.
-        code: The upstream's status code.
-        exchanges: Their figures.
-    """
-
-    tenant: str
-    model: str
-    code: int
-    exchanges: list[Exchange]
-
-
-class Entry(NamedTuple):
-    """What was noted, and what it saved; None where that is not known."""
-
-    noted: Noted
-    saving: Saving | None
-
-
-# Given exchanges, some at a time, behind their requests, on the event loop; must not wait.
-Listener = Callable[[Sequence[Entry], Sequence[Bare]], None]
-
-
-class Note(Protocol):
-    """Notes an exchange (`Journal.note`)."""
-
-    def __call__(
-        self,
-        tenant: str,
-        conversation: str | None,
-        origin: str,
-        exchange: Exchange,
-        prefixes: tuple[bytes, ...] = (),
-        counted: tuple[int, int] = (0, 0),
-    ) -> None:
-        """Note one exchange, whose fields `Noted` tells."""
-        ...
-
-
-# What is noted, as `Noted` has it; a plain tuple, because most of it never becomes one.
-_Raw = tuple[str, str | None, str, Exchange, tuple[bytes, ...], tuple[int, int], int | None]
 
 
 class Journal:
@@ -143,7 +77,7 @@ class Journal:
         self._feed = feed
         self._outdated = outdated
         self._pricing = pricing
-        self._noted: list[_Raw] = []
+        self._noted: list[Raw] = []
         self._shown: deque[Entry] = deque(maxlen=EXCHANGES_PER_S)
         self._prices: dict[tuple[str, str], Price | None] = {}
         self._standing: OrderedDict[str, Standing] = OrderedDict()
@@ -196,12 +130,20 @@ class Journal:
 
     async def _work(self) -> None:
         noted, self._noted = self._noted, []
-        if noted:
-            await self._await_prices(noted)
+        if not noted:
+            return
+        await self._await_prices(noted)
         self._prices.clear()
-        for start in range(0, len(noted), AT_ONCE):
-            with contained(_not_written):
-                self._batch(noted[start : start + AT_ONCE])
+        rest: list[Raw] = []
+        groups: Groups = {}
+        for some in slices(noted, PARTED_AT_ONCE):
+            rest += parted(some, groups)
+            await asyncio.sleep(0)
+        for few in slices(rest, AT_ONCE):
+            self._tell([self._entered(Noted._make(each)) for each in few], [])
+            await asyncio.sleep(0)
+        for batch in slices(list(groups.items()), GROUPS_AT_ONCE):
+            self._tell([], [self._grouped(key, group) for key, group in batch])
             await asyncio.sleep(0)
         for entry in self._shown:
             conversation = entry.noted.conversation
@@ -209,18 +151,26 @@ class Journal:
             self._feed.tell(EXCHANGE, {**shown, "conversation": conversation} if conversation else shown)
         self._shown.clear()
 
-    def _batch(self, noted: Sequence[_Raw]) -> None:
-        bare, rest = _parted(noted)
-        entries = [self._entered(Noted._make(each)) for each in rest]
-        for each in bare:
-            self._statistics.add_bare(each.tenant, each.model, each.code, each.exchanges)
-            newest = each.exchanges[-EXCHANGES_PER_S:]
-            self._shown.extend(Entry(Noted(each.tenant, None, "", exchange), None) for exchange in newest)
+    def _tell(self, entries: Sequence[Entry], alike: Sequence[Alike]) -> None:
         for listener in self.listeners:
             with contained(_not_written):
-                listener(entries, bare)
+                listener(entries, alike)
 
-    async def _await_prices(self, noted: Sequence[_Raw]) -> None:
+    def _grouped(self, key: Key, exchanges: list[Exchange]) -> Alike:
+        """Exchanges that are alike, in the account of their conversation."""
+        tenant, conversation, origin, begun, model, _ = key
+        price = self._price(model, origin)
+        alike = added_up(tenant, conversation, exchanges, price)
+        self._statistics.add_alike(alike)
+        newest = [Kept(each, _unchanged(each, price)) for each in exchanges[-MAX_LINES:]]
+        if conversation is None or self._accounts.add_alike(alike, newest, begun):
+            noted = Noted(tenant, conversation, origin, exchanges[-1])
+            self._shown.extend(Entry(noted._replace(exchange=each), made) for each, made in newest)
+        if conversation is not None:
+            self._heard(Noted(tenant, conversation, origin, exchanges[-1]), price)
+        return alike
+
+    async def _await_prices(self, noted: Sequence[Raw]) -> None:
         """Have the prices looked up that the exchanges ask for."""
         if self._pricing is not None:
             asked = {(each[3].model, each[2]) for each in noted if each[3].prompt_tokens is not None}
@@ -236,22 +186,27 @@ class Journal:
             self._shown.append(entry)
         return entry
 
-    def _price(self, noted: Noted) -> Price | None:
-        """Held while a batch is worked through: most of it asks the same model."""
-        asked = (noted.exchange.model, noted.origin)
+    def _price(self, model: str, origin: str) -> Price | None:
+        """Held while all that was noted is worked through: most of it asks the same model."""
+        asked = (model, origin)
         if asked not in self._prices:
             self._prices[asked] = self._pricing.of(*asked) if self._pricing else None
         return self._prices[asked]
 
     def _saved(self, noted: Noted) -> Saving | None:
-        price, exchange = self._price(noted), noted.exchange
-        if noted.conversation is None:
-            if exchange.tokens_before == exchange.tokens_after:
-                return _unchanged(exchange, price)
-            return saving(exchange, noted.prefixes, None, price, noted.counted)[0]
-        key = conversation_key(noted.tenant, noted.conversation)
+        exchange = noted.exchange
+        price = self._price(exchange.model, noted.origin)
+        if noted.conversation is not None:
+            return self._heard(noted, price)
+        if exchange.tokens_before == exchange.tokens_after:
+            return _unchanged(exchange, price)
+        return saving(exchange, noted.prefixes, None, price, noted.counted)[0]
+
+    def _heard(self, noted: Noted, price: Price | None) -> Saving | None:
+        """What an exchange saved, by what is known of its conversation; that is known of it then, too."""
+        key = conversation_key(noted.tenant, noted.conversation or "")
         known = self._standing.get(key)
-        made, self._standing[key] = saving(exchange, noted.prefixes, known, price, noted.counted)
+        made, self._standing[key] = saving(noted.exchange, noted.prefixes, known, price, noted.counted)
         self._standing.move_to_end(key)
         if len(self._standing) > MAX_STANDING:
             self._standing.popitem(last=False)
@@ -262,19 +217,6 @@ class Journal:
             await asyncio.sleep(FLUSH_S)
             with contained(_not_written):
                 await self.flush()
-
-
-def _parted(noted: Sequence[_Raw]) -> tuple[list[Bare], list[_Raw]]:
-    """Those of which nothing is known, together where they are alike, and the rest."""
-    alike: dict[tuple[str, str, int], list[Exchange]] = {}
-    rest: list[_Raw] = []
-    for each in noted:
-        exchange = each[3]
-        if each[1] is None and exchange.prompt_tokens is None and exchange.tokens_before is None:
-            alike.setdefault((each[0], exchange.model, exchange.code), []).append(exchange)
-        else:
-            rest.append(each)
-    return [Bare(*names, exchanges) for names, exchanges in alike.items()], rest
 
 
 def _unchanged(exchange: Exchange, price: Price | None) -> Saving | None:

@@ -37,15 +37,17 @@ from proxy.compaction.rounds import Rounds
 from proxy.compaction.summarising import Summarising
 from proxy.compaction.viewer import Viewer
 from proxy.config.model import Config
+from proxy.core.alike import Alike
 from proxy.counting import Counting
 from proxy.errors import StoreUnavailable
 from proxy.feed import Feed
 from proxy.guard import contained
 from proxy.history import History
 from proxy.installation import Secret, opened_store, opened_tracer, store_failed
-from proxy.journal import Bare, Entry, Journal
+from proxy.journal import Journal
 from proxy.learning import Learning
 from proxy.logs import JOURNAL_NOT_WRITTEN, TOKENIZER_FAILED, TOKENIZER_READY
+from proxy.noting import Entry
 from proxy.owners import Owners
 from proxy.ports import HttpEngine, Store, SummaryModel
 from proxy.pricing import Pricing
@@ -181,9 +183,9 @@ class Parts:
             yield
             self.ready = False
 
-    def _exchanged(self, entries: Sequence[Entry], bare: Sequence[Bare]) -> None:
-        for each in bare:
-            self.metrics.bare(each.model, each.code, each.exchanges)
+    def _exchanged(self, entries: Sequence[Entry], alike: Sequence[Alike]) -> None:
+        for each in alike:
+            self.metrics.alike(each)
         self.metrics.exchanges(
             Heard(each.noted.conversation, each.noted.exchange, each.saving) for each in entries
         )

@@ -15,11 +15,12 @@ from itertools import groupby
 from secrets import token_hex
 from typing import Literal, NamedTuple
 
+from proxy.core.alike import FAILED_FROM, Alike
 from proxy.core.economics import Saving
 from proxy.core.event import Event
 from proxy.core.exchange import Exchange
 from proxy.core.keys import day_prefix, hours_key, key_name, writers_key
-from proxy.core.statistics import FAILED_FROM, Counters, from_fields, to_fields
+from proxy.core.statistics import Counters, from_fields, to_fields
 from proxy.lru import Lru
 from proxy.storage.records import Fields, Item, Line, Records
 
@@ -127,10 +128,9 @@ class Statistics:
         elif exchange.code < FAILED_FROM:
             counters.unpriced += 1
 
-    def add_bare(self, tenant: str, model: str, code: int, exchanges: Sequence[Exchange]) -> None:
-        """Count exchanges that were not read (`journal.Bare`), at least one, in the hour of the last."""
-        counters = self._counters(exchanges[-1].at, model, tenant)
-        counters.add_bare(code, [each.overhead_s for each in exchanges])
+    def add_alike(self, alike: Alike) -> None:
+        """Count exchanges that were not read, in the hour of the last."""
+        self._counters(alike.exchanges[-1].at, alike.model, alike.tenant).add_alike(alike)
 
     def heard(self, tenant: str, event: Event) -> None:
         """Count one event, under the model that the conversation asks (an `announcing.Listener`)."""

@@ -8,7 +8,8 @@ from proxy.core.exchange import Exchange
 from proxy.core.price import Price, Tier
 from proxy.errors import StoreUnavailable
 from proxy.feed import Feed
-from proxy.journal import Journal, Noted
+from proxy.journal import Journal
+from proxy.noting import Noted
 from proxy.owners import Owners
 from proxy.ports import Store
 from proxy.statistics import Statistics

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,8 @@ from proxy.core.economics import Saving
 from proxy.core.event import COMPACTED, FAILED, MEASURED, Event
 from proxy.core.exchange import unread
 from proxy.core.keys import conversation_key, exchanges_key, scope_prefix
-from proxy.core.statistics import Counters
 from proxy.core.totals import Totals
-from proxy.journal import Bare, Entry
+from proxy.noting import Entry
 from proxy.ports import Store
 from tests.journals import DAY_S, ORIGIN, TENANT, Process, exchange, noted
 from tests.redis_servers import RedisServer
@@ -52,6 +52,10 @@ async def eventually(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not condition():  # noqa: ASYNC110 - it is about a store, which sets no event
             await asyncio.sleep(0.002)
+
+
+# Of a request that was read and went on as it came.
+READ = {"tokens_before": 100, "tokens_after": 100}
 
 
 async def test_an_exchange_is_in_its_account_with_its_price() -> None:
@@ -103,12 +107,12 @@ async def test_what_has_no_conversation_or_no_price_counts_all_the_same() -> Non
     heard: list[Entry] = []
     process.journal.listeners.append(lambda entries, _: heard.extend(entries))
     some = [
-        noted(5.0, None),
-        noted(5.0, None, code=429),
-        noted(5.0, None, model="unknown"),
-        noted(5.0, "c_2", prompt_tokens=None),
+        noted(5.0, None, **READ),
+        noted(5.0, None, code=429, **READ),
+        noted(5.0, None, model="unknown", **READ),
+        noted(5.0, None, prompt_tokens=None, **READ),
         noted(5.0, None, tokens_before=200, tokens_after=100, status="applied"),
-        noted(5.0, "c_1"),
+        noted(5.0, "c_1", **READ),
     ]
     for each in some:
         process.journal.note(*each[:5])
@@ -119,23 +123,33 @@ async def test_what_has_no_conversation_or_no_price_counts_all_the_same() -> Non
     assert heard[4].saving.net > 0
 
 
-async def test_what_is_known_by_its_size_only_is_counted_together() -> None:
-    process = Process(MemoryStore(), lambda: 9.0)
-    heard: list[Bare] = []
-    process.journal.listeners.append(lambda _, bare: heard.extend(bare))
-    times = (0.002, 0.1, 0.2)
-    some = [unread(5.0, "m", code, "r", 7, times) for code in (200, 200, 500, 200)]
+@pytest.mark.parametrize("conversation", [None, "c_1"])
+async def test_what_was_not_read_is_added_up_as_if_it_came_one_by_one(conversation: str | None) -> None:
+    process, other = (Process(MemoryStore(), lambda: 9.0) for _ in range(2))
+    heard: list[tuple[int, int, int]] = []
+    process.journal.listeners.append(
+        lambda _, alike: heard.extend((each.code, len(each.exchanges), each.priced) for each in alike)
+    )
+    used = {"prompt_tokens": 100, "completion_tokens": 10, "cached_tokens": 60, "overhead_s": 0.002}
+    some = [exchange(5.0, code=code, **used) for code in (200, 200, 500, 200)]
+    some.append(unread(6.0, "m", 200, "r", 7, (0.002, 0.1, 0.2)))
     for each in some:
-        process.journal.note("t", None, ORIGIN, each)
+        process.journal.note(TENANT, conversation, ORIGIN, each)
+        other.journal.note(TENANT, conversation, ORIGIN, each)
+        await other.journal.flush()  # each by itself
     await process.journal.flush()
-    good = [each for each in some if each.code == 200]
-    assert heard == [Bare("t", "m", 200, good), Bare("t", "m", 500, [some[2]])]
-    [row] = await process.statistics.rows(0, 10, "total")
-    one_by_one = Counters()
-    for each in some:
-        one_by_one.add(each)
-    one_by_one.unpriced = 3
-    assert row.counters == one_by_one
+    assert heard == [(200, 4, 3), (500, 1, 1)]
+    [[row], [one_by_one]] = [await each.statistics.rows(0, 10, "total") for each in (process, other)]
+    assert replace(row.counters, cost_usd=0) == replace(one_by_one.counters, cost_usd=0)
+    assert row.counters.cost_usd == pytest.approx(one_by_one.counters.cost_usd, rel=1e-12)
+    if conversation:
+        names = [(TENANT, conversation)]
+        [[totals], [single]] = [await each.accounts.totals(names) for each in (process, other)]
+        assert replace(totals, cost_usd=0) == replace(single, cost_usd=0)
+        lines = [await each.journal.exchanges(TENANT, conversation) for each in (process, other)]
+        assert sorted(lines[0], key=lambda each: each.exchange) == sorted(
+            lines[1], key=lambda each: each.exchange
+        )
 
 
 def failing(*_: object) -> None:
@@ -148,7 +162,7 @@ async def test_a_listener_that_fails_keeps_nobody_from_hearing(monkeypatch: pyte
     process = Process(MemoryStore())
     heard: list[Entry] = []
     process.journal.listeners += [failing, lambda entries, _: heard.extend(entries)]
-    process.journal.note(*noted(1.0)[:5])
+    process.journal.note(*noted(1.0, **READ)[:5])
     await process.journal.flush()
     assert (len(heard), [type(each) for each in reported]) == (1, [ZeroDivisionError])
 

@@ -9,7 +9,7 @@ import os
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from proxy.adapters.prometheus_families import families
+from proxy.core.alike import Alike
 from proxy.core.economics import Saving
 from proxy.core.event import COMPACTED, FAILED, FAILURES, Event
 from proxy.core.exchange import Exchange
@@ -138,13 +139,20 @@ class Metrics:
             self._add_savings(model, [each.saving for each in group])
         self._observe("compaction_prefix_stable_ratio", stable)
 
-    def bare(self, name: str, code: int, exchanges: list[Exchange]) -> None:
-        """Count exchanges that were not read, all of one model and status code (`journal.Bare`)."""
-        model = self._models.label(name, new=0 < code < _FIRST_ERROR)
-        self._count("compaction_requests_total", len(exchanges), model, "none")
+    def alike(self, alike: Alike) -> None:
+        """Count exchanges that were not read."""
+        exchanges, code = alike.exchanges, alike.code
+        model = self._models.label(alike.model, new=0 < code < _FIRST_ERROR)
+        self._count("compaction_requests_total", len(exchanges), model, exchanges[0].status)
         self._add_times(model, code, exchanges)
-        if code < _FIRST_ERROR:
-            self._count("compaction_requests_unpriced_total", len(exchanges), model)
+        self._count("compaction_input_tokens_total", alike.prompt_tokens, model)
+        self._count("compaction_cached_input_tokens_total", alike.cached_tokens, model)
+        self._count("compaction_output_tokens_total", alike.completion_tokens, model)
+        self._count("compaction_requests_unpriced_total", len(exchanges) - alike.priced, model)
+        self._count("compaction_requests_cost_usd_total", alike.cost_usd, model)
+        if alike.conversation is not None:  # all of them have one form
+            stable = [*self._stability(alike.conversation, exchanges[0]), *[1.0] * (len(exchanges) - 1)]
+            self._observe("compaction_prefix_stable_ratio", stable)
 
     def event(self, _tenant: str, event: Event) -> None:
         """Count what was decided, or has failed."""
@@ -225,7 +233,7 @@ class Metrics:
             del self._active[next(iter(self._active))]
         return () if before is None else (float(before[1] == form),)
 
-    def _add_times(self, model: str, code: int, exchanges: list[Exchange]) -> None:
+    def _add_times(self, model: str, code: int, exchanges: Sequence[Exchange]) -> None:
         self._observe("compaction_overhead_seconds", [each.overhead_s for each in exchanges])
         first = [each.first_byte_s for each in exchanges if each.first_byte_s is not None]
         self._observe("upstream_time_to_first_chunk_seconds", first, model)

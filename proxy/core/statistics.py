@@ -2,12 +2,13 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from operator import add
 from typing import Any
 
+from proxy.core.alike import FAILED_FROM, Alike
 from proxy.core.event import COMPACTED, FAILURES, MEASURED, Event, number, whole
 from proxy.core.exchange import Exchange
 
@@ -15,7 +16,6 @@ from proxy.core.exchange import Exchange
 OVERHEAD_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _BUCKETS = len(OVERHEAD_BOUNDS_S) + 1
 # Status codes of answers that are errors.
-FAILED_FROM = 400
 
 COUNTS = (
     "requests", "failed", "tokens_before", "tokens_after", "prompt_tokens", "completion_tokens",
@@ -93,16 +93,18 @@ class Counters:
         self.statuses[exchange.status] = self.statuses.get(exchange.status, 0) + 1
         self.overhead[bisect_left(OVERHEAD_BOUNDS_S, exchange.overhead_s)] += 1
 
-    def add_bare(self, code: int, overheads_s: Sequence[float]) -> None:
-        """As many more exchanges that were not read, with this status code."""
-        count = len(overheads_s)
+    def add_alike(self, alike: Alike) -> None:
+        """More exchanges, none of which was read."""
+        count, status = len(alike.exchanges), alike.exchanges[0].status
         self.requests += count
-        self.statuses["none"] = self.statuses.get("none", 0) + count
-        if code >= FAILED_FROM:
-            self.failed += count
-        else:
-            self.unpriced += count
-        for index, times in Counter(map(_bucket, overheads_s)).items():
+        self.statuses[status] = self.statuses.get(status, 0) + count
+        self.failed += count if alike.failed else 0
+        self.unpriced += 0 if alike.failed else count - alike.priced
+        self.prompt_tokens += alike.prompt_tokens
+        self.completion_tokens += alike.completion_tokens
+        self.cached_tokens += alike.cached_tokens
+        self.cost_usd += alike.cost_usd
+        for index, times in Counter(map(_bucket, [each.overhead_s for each in alike.exchanges])).items():
             self.overhead[index] += times
 
     def price(self, cost: float, gross: float, cache_loss: float) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from proxy.core.alike import Alike
 from proxy.core.event import number, whole
 from proxy.core.exchange import Exchange
 
@@ -76,6 +77,20 @@ class Totals:
         if exchange.at >= self.last_at:
             self.last_at = exchange.at
             self.remember(exchange)
+
+    def add_alike(self, alike: Alike) -> None:
+        """More requests, none of which was read."""
+        self.requests += len(alike.exchanges)
+        self.request_bytes += sum([each.request_bytes for each in alike.exchanges])
+        self.prompt_tokens += alike.prompt_tokens
+        self.completion_tokens += alike.completion_tokens
+        self.cached_tokens += alike.cached_tokens
+        self.priced += alike.priced
+        self.cost_usd += alike.cost_usd
+        newest = alike.exchanges[-1]
+        if newest.at >= self.last_at:
+            self.last_at = newest.at
+            self.remember(newest)
 
     def remember(self, source: "Exchange | Totals") -> None:
         """What the newer one knows."""

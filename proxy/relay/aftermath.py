@@ -14,9 +14,9 @@ from proxy.dialects.chat import probe_body
 from proxy.dialects.usage import Usage, UsageTap
 from proxy.errors import UpstreamError
 from proxy.guard import contained
-from proxy.journal import Note
 from proxy.learning import Learning
 from proxy.logs import NOT_OBSERVED
+from proxy.noting import Note
 from proxy.owners import Owners
 from proxy.ports import Discovery
 from proxy.relay.exchange import Upstream, build_request, open_answer

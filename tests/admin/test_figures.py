@@ -23,7 +23,7 @@ from proxy.core.economics import Saving
 from proxy.core.event import COMPACTED, FAILED, Event
 from proxy.core.exchange import Exchange
 from proxy.history import round_line
-from proxy.journal import Noted
+from proxy.noting import Noted
 from tests.watched import ORIGIN, Watched
 
 NOW, DAY_S = 1_800_000_000.0, 86_400.0
