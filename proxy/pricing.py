@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from functools import lru_cache
+from ipaddress import ip_address
 from typing import NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -29,6 +32,9 @@ MAX_ASKED = 1_024
 AT_ONCE = 8
 REST_S = 2.0
 
+# Domains that no server on the internet has.
+PRIVATE_DOMAINS = (".local", ".localhost", ".internal", ".lan", ".home.arpa", ".test")
+
 # A model, and the origin of its upstream.
 Name = tuple[str, str]
 
@@ -50,6 +56,16 @@ class PriceTable(Protocol):
             at: When, in seconds since the epoch: prices change, some of them by the hour.
         """
         ...
+
+
+@lru_cache(maxsize=256)
+def is_local(origin: str) -> bool:
+    """Whether an upstream is a server of one's own: on this machine, in a private network, with no domain."""
+    host = urlsplit(origin).hostname or ""
+    try:
+        return ip_address(host).is_private
+    except ValueError:
+        return "." not in host or host.endswith(PRIVATE_DOMAINS)
 
 
 class _Held(NamedTuple):
@@ -94,14 +110,15 @@ class Pricing:
         """What a model costs, or None where nothing is known; never waits.
 
         What neither the configuration tells nor an earlier answer is asked of the table, in a thread. Until
-        that is done the answer is the one of before, or None.
+        that is done the answer is the one of before, or None. Nobody's table knows what a server of one's
+        own costs: there the configuration alone is believed.
 
         Args:
             model: Its name, as clients give it.
             origin: Of the upstream that is asked, such as `https://api.openai.com:443`.
         """
         configured = for_model(self._config, model).prices
-        if configured is not None:
+        if configured is not None or is_local(origin):
             return configured
         with self._lock:
             return self._looked_up((model, origin))
@@ -121,7 +138,11 @@ class Pricing:
         Args:
             names: The models, each with the origin of the upstream that is asked.
         """
-        unsaid = {name for name in names if for_model(self._config, name[0]).prices is None}
+        unsaid = {
+            name
+            for name in names
+            if for_model(self._config, name[0]).prices is None and not is_local(name[1])
+        }
         with self._lock:
             for name in unsaid:
                 self._looked_up(name)

@@ -138,3 +138,29 @@ async def test_names_without_end_are_looked_up_at_leisure_and_not_all_of_them() 
     for number in range(AT_ONCE + 2):
         await pricing.ready([(f"n{number}", ORIGIN)])
     assert loop.time() - begun >= 2 * 0.05
+
+
+@pytest.mark.parametrize(
+    ("origin", "local"),
+    [
+        ("http://127.0.0.1:8000", True),
+        ("http://[::1]:8000", True),
+        ("http://10.1.2.3:80", True),
+        ("http://vllm:8000", True),
+        ("http://host.docker.internal:11434", True),
+        ("https://8.8.8.8:443", False),
+        (ORIGIN, False),
+    ],
+)
+async def test_of_a_server_of_one_s_own_the_table_is_not_asked(origin: str, local: bool) -> None:  # noqa: FBT001 - a parameter
+    table = opened()
+    pricing = Pricing(Config(), table)
+    await pricing.ready([("gpt-4o", origin)])
+    assert (pricing.of("gpt-4o", origin) is None, table.asked == []) == (local, local)
+
+
+async def test_what_is_configured_holds_for_a_server_of_one_s_own_too() -> None:
+    config = Config.model_validate({"models": {"mine": {"prices": {"input": 1, "output": 2}}}})
+    found = Pricing(config, Table()).of("mine", "http://127.0.0.1:8000")
+    assert found is not None
+    assert found.of(1_000_000) == 1.0
