@@ -1,12 +1,12 @@
 """Takes the pictures of the dashboard that the documentation shows.
 
-    uv run python .ci/screenshots.py [--conversations FOLDER] [--to docs/images]
+    uv run --with pillow python .ci/screenshots.py [--conversations FOLDER] [--to docs/images]
 
-A proxy in a process of its own, with a store in a temporary folder and prices in its configuration, stands before
-the demo provider. Its clock is set back, and a day of traffic passes in a minute: conversations from the folder of
-recorded ones (without it, the one that the package ships), each sent request by request as its client did. One
-model's summaries fail. Then a browser visits every page. Tokens, rounds, dollars and texts are what the proxy has
-made of that traffic; the summaries are the demo provider's, and the prices are made up.
+A proxy in a process of its own, with a store in a temporary folder and prices in its configuration, stands
+before the demo provider. Its clock is set back, and a day of traffic passes in a minute: conversations from the
+folder of recorded ones (without it, the one that the package ships), sent request by request, each as its
+client did. The summaries of two models fail. Then a browser visits every page. Tokens, rounds, dollars and texts
+are what the proxy has made of that; the summaries are the demo provider's, and the prices are made up.
 """
 
 # ruff: noqa: INP001 - a script, not a package
@@ -24,10 +24,12 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import httpx
+from PIL import Image
 from playwright.async_api import Browser, Page, async_playwright
 
 from proxy.adapters.tiktoken_counter import TiktokenCounter
@@ -49,7 +51,24 @@ MAX_PICTURE_BYTES = 150_000
 HOUR_S = 3_600.0
 # The journal writes once a second; an hour is over only when its figures are written.
 FLUSHED_S = 1.3
+# Strategies take their time with a long conversation.
+LIMIT_MS = 120_000
 PROVIDER_WINDOW_TOKENS = 400_000
+CLIENT = {"authorization": "Bearer sk-demo"}
+MODELS = (
+    "agent-large", "agent-small", "agent-trial", "agent-beta",
+    "summary-small", "summary-down", "summary-empty",
+)  # fmt: skip
+FAULTS = {
+    "summary-small": Fault(first_byte_s=0.4),
+    "summary-down": Fault(status=503),
+    "summary-empty": Fault(empty=True),
+}
+# Where DejaVu Sans is all that a system has for its pages, its narrow cut comes nearer to what others have.
+FONTS = """<?xml version="1.0"?><!DOCTYPE fontconfig SYSTEM "fonts.dtd">
+<fontconfig><include>/etc/fonts/fonts.conf</include><selectfont><rejectfont>
+<glob>*/DejaVuSans.ttf</glob><glob>*/DejaVuSans-Bold.ttf</glob></rejectfont></selectfont></fontconfig>
+"""
 
 CONFIG = """
 upstream: {base_url: "%(upstream)s/v1"}
@@ -58,7 +77,8 @@ summary: {model: summary-small}
 models:
   agent-large: {window: 32000, prices: {input: 2.5, cached: 0.25, output: 10}}
   agent-small: {window: 16000, prices: {input: 0.4, cached: 0.04, output: 1.6}}
-  agent-trial: {window: 12000, prices: {input: 0.4, cached: 0.04, output: 1.6}, summary: {model: summary-down}}
+  agent-trial: {window: 12000, prices: {input: 0.4, output: 1.6}, summary: {model: summary-down}}
+  agent-beta: {window: 12000, prices: {input: 0.4, output: 1.6}, summary: {model: summary-empty}}
   summary-small: {window: 128000, prices: {input: 0.1, cached: 0.025, output: 0.4}}
 """
 
@@ -96,7 +116,11 @@ DAY = (
     Played("airline-3", "tau_airline", 3, "agent-small", 6.2, 3.1),
     Played("airline-8", "tau_airline", 28, "agent-small", 15.1, 1.8),
     Played("stocks-116", "bfcl_multi_turn", 29, "agent-trial", 5.3, 1.6),
+    Played("stocks-128", "bfcl_multi_turn", 32, "agent-beta", 7.7, 2.2),
+    Played("rock", "coding_sweagent", 7, "agent-trial", 1.9, 1.2),
 )
+# A message that no round can make fit into the window of its model.
+TOO_LONG = "The log of the last night, line by line. " * 1_500
 
 
 @dataclass(slots=True)
@@ -165,7 +189,7 @@ async def play(client: httpx.AsyncClient, proxy: Proxy, folder: Path) -> None:
             await asyncio.sleep(FLUSHED_S)
         hour = at // HOUR_S
         proxy.set_back(time.time() - at)
-        headers = {"authorization": "Bearer sk-demo", "x-session-id": played.name}
+        headers = {"x-session-id": played.name, **CLIENT}
         answer = await client.post("/v1/chat/completions", json=body, headers=headers)
         answer.raise_for_status()
         if "x-compaction-session" in answer.headers:
@@ -175,11 +199,13 @@ async def play(client: httpx.AsyncClient, proxy: Proxy, folder: Path) -> None:
 
 
 async def wish(client: httpx.AsyncClient, proxy: Proxy) -> None:
-    """Pins, and a round undone."""
+    """Pins, a round undone, and a request that is too long."""
     pins = {"text": "Never push to main without asking first"}, {"text": "Tests run with: npm test -- --run"}
     for pin in pins:
         await client.post(f"/admin/v1/conversations/{proxy.ids[DAY[0].name]}/pins", json=pin)
-    await client.post(f"/admin/v1/conversations/{proxy.ids[DAY[1].name]}/undo")
+    await client.post(f"/admin/v1/conversations/{proxy.ids['airline-2']}/undo")
+    body = {"model": "agent-beta", "messages": [{"role": "user", "content": TOO_LONG}]}
+    await client.post("/v1/chat/completions", json=body, headers={"x-session-id": "log", **CLIENT})
     await asyncio.sleep(FLUSHED_S)
 
 
@@ -214,7 +240,7 @@ async def proxied(folder: Path, upstream: str) -> AsyncIterator[Proxy]:
         stdout=asyncio.subprocess.PIPE,
         stderr=(folder / "log").open("wb"),
     )
-    assert process.stdout is not None
+    assert process.stdout is not None  # noqa: S101 - it was asked for
     url = ""
     async for line in process.stdout:
         url = url or line.decode().strip().rpartition(" ")[2]
@@ -227,6 +253,12 @@ async def proxied(folder: Path, upstream: str) -> AsyncIterator[Proxy]:
     finally:
         process.send_signal(signal.SIGTERM)
         await process.communicate()
+
+
+def _with_fonts(folder: Path) -> dict[str, str | float | bool]:
+    path = folder / "fonts.conf"
+    path.write_text(FONTS)
+    return {**os.environ, "FONTCONFIG_FILE": str(path)}
 
 
 async def newest_round(client: httpx.AsyncClient, name: str) -> str:
@@ -244,7 +276,7 @@ async def pages(client: httpx.AsyncClient, proxy: Proxy) -> dict[str, str]:
         "conversation": f"/conversations/{coding}",
         "compaction": f"/conversations/{patched}/compactions/{await newest_round(client, patched)}",
         "failures": "/failures",
-        "playground": f"/playground?conversation={patched}",
+        "playground": f"/playground?conversation={coding}",
         "settings": "/settings",
     }
 
@@ -255,20 +287,27 @@ async def shoot(browser: Browser, proxy: Proxy, shown: dict[str, str], folder: P
         page = await browser.new_page(
             viewport={"width": width, "height": height}, color_scheme="dark" if scheme == "dark" else "light"
         )
+        page.set_default_timeout(LIMIT_MS)
         for name, path in shown.items():
             await page.goto(f"{proxy.url}/ui{path}", wait_until="load")
             if name == "playground":
                 await tried(page)
-            await page.screenshot(path=folder / f"{name}{ending}.png")
+            save(await page.screenshot(), folder / f"{name}{ending}.png")
         await page.close()
+
+
+def save(picture: bytes, path: Path) -> None:
+    """Write a picture with a palette: pages have few colours."""
+    with Image.open(BytesIO(picture)) as opened:
+        opened.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 async def tried(page: Page) -> None:
     """Let three strategies try, and look at what came of it."""
-    for name in ("full", "chained"):
+    for name in ("iterations", "chained"):
         await page.check(f"input[value={name}]")
     await page.get_by_role("button", name="Try").click()
-    await page.locator("[data-chart] canvas").wait_for(timeout=60_000)
+    await page.locator("[data-chart] canvas").wait_for()
     await page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
 
 
@@ -280,11 +319,8 @@ def heavy(folder: Path) -> list[str]:
 
 async def main(conversations: Path, to: Path, *, hold: bool) -> int:
     """Exit code 1 if a picture is too heavy."""
-    to.mkdir(parents=True, exist_ok=True)
-    models = ("agent-large", "agent-small", "agent-trial", "summary-small", "summary-down")
-    faults = {"summary-small": Fault(first_byte_s=0.4), "summary-down": Fault(status=503)}
     counter = TiktokenCounter(lambda line: print(line, file=sys.stderr))  # noqa: T201 - a script prints
-    provider = create_provider(Settings(counter, PROVIDER_WINDOW_TOKENS, models, faults))
+    provider = create_provider(Settings(counter, PROVIDER_WINDOW_TOKENS, MODELS, FAULTS))
     with tempfile.TemporaryDirectory() as scratch:
         async with served(provider) as upstream, proxied(Path(scratch), upstream) as proxy:
             async with httpx.AsyncClient(base_url=proxy.url, timeout=60, trust_env=False) as client:
@@ -295,7 +331,7 @@ async def main(conversations: Path, to: Path, *, hold: bool) -> int:
                 print(proxy.url, json.dumps(shown), flush=True)  # noqa: T201 - a script prints
             async with async_playwright() as playwright:
                 chromium = await playwright.chromium.launch(
-                    executable_path=shutil.which("chromium"), args=FLAGS
+                    executable_path=shutil.which("chromium"), args=FLAGS, env=_with_fonts(Path(scratch))
                 )
                 await shoot(chromium, proxy, shown, to)
                 await chromium.close()
@@ -314,4 +350,5 @@ if __name__ == "__main__":
     parser.add_argument("--to", type=Path, default=ROOT / "docs" / "images")
     parser.add_argument("--hold", action="store_true", help="leave the proxy running")
     options = parser.parse_args()
+    options.to.mkdir(parents=True, exist_ok=True)
     sys.exit(asyncio.run(main(options.conversations, options.to, hold=options.hold)))

@@ -229,7 +229,7 @@ async def test_the_playground_hands_on_what_was_pasted_and_shows_what_came_of_it
     ]
     text = Read(answer.text).text
     assert (
-        "anchored 1 120k of 300k 101,000 80 % 90 % without 0 1 without $1.60 $3.10 without $0.10 $1.40 after 2"
+        "anchored 1 120k of 300k 101,000 80 % 90 % without 0 1 without $1.60 $3.10 without $0.10 $1.40"
         in text
     )
     assert (

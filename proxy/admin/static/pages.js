@@ -150,5 +150,8 @@
     width = innerWidth;
     for (const [place, chart] of drawn) chart.setSize({ width: place.clientWidth, height: HEIGHT_PX });
   });
+  // Not `scrollIntoView`, after which the tabulator key would go on from there.
+  const pages = document.querySelector(".top nav"), here = pages?.querySelector("[aria-current]");
+  if (here) pages.scrollLeft = here.offsetLeft + here.offsetWidth - pages.clientWidth;
   drawAll();
 })();

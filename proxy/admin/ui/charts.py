@@ -80,7 +80,7 @@ def strategies(outcomes: Sequence[Outcome]) -> str:
 
 
 def _marks(exchanges: Sequence[Exchange], made: Sequence[Round]) -> list[tuple[int, str] | None]:
-    """Number and place of the round that came into force with each request; number 0: it shortened results."""
+    """Number and place of the round that came into force with each request; 0: it shortened results."""
     places = {each.event.round: each.event.place for each in made}
     shortened = {each.event.request: each.event.place for each in made if each.event.round == 0}
     last = exchanges[0].round if exchanges else None
