@@ -136,14 +136,15 @@ class Journal:
         self._prices.clear()
         rest: list[Raw] = []
         groups: Groups = {}
+        read: set[tuple[str, str | None]] = set()
         for some in slices(noted, PARTED_AT_ONCE):
-            rest += parted(some, groups)
-            await asyncio.sleep(0)
-        for few in slices(rest, AT_ONCE):
-            self._tell([self._entered(Noted._make(each)) for each in few], [])
+            rest += parted(some, groups, read)
             await asyncio.sleep(0)
         for batch in slices(list(groups.items()), GROUPS_AT_ONCE):
             self._tell([], [self._grouped(key, group) for key, group in batch])
+            await asyncio.sleep(0)
+        for few in slices(rest, AT_ONCE):
+            self._tell([self._entered(Noted._make(each)) for each in few], [])
             await asyncio.sleep(0)
         for entry in self._shown:
             conversation = entry.noted.conversation

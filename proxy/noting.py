@@ -70,12 +70,19 @@ Key = tuple[str, str | None, str, int | None, str, int]
 Groups = dict[Key, list[Exchange]]
 
 
-def parted(noted: Sequence[Raw], groups: Groups) -> list[Raw]:
-    """Put those that were not read into groups; gives the rest."""
+def parted(noted: Sequence[Raw], groups: Groups, read: set[tuple[str, str | None]]) -> list[Raw]:
+    """Put those that were not read into groups; gives the rest, which are to be told after them.
+
+    Args:
+        noted: What was noted, oldest first.
+        groups: Of those that were not read.
+        read: Conversations that have any of the rest, each after its tenant: what comes later of them is of
+            the rest, too, so that a conversation's exchanges stay in their order.
+    """
     rest: list[Raw] = []
     for each in noted:
         exchange = each[3]
-        if exchange.tokens_before is None and exchange.status == UNREAD:
+        if exchange.tokens_before is None and exchange.status == UNREAD and each[:2] not in read:
             key = (each[0], each[1], each[2], each[6], exchange.model, exchange.code)
             group = groups.get(key)
             if group is None:
@@ -83,6 +90,8 @@ def parted(noted: Sequence[Raw], groups: Groups) -> list[Raw]:
             group.append(exchange)
         else:
             rest.append(each)
+            if each[1] is not None:
+                read.add(each[:2])
     return rest
 
 

@@ -58,6 +58,16 @@ async def eventually(condition: Callable[[], bool]) -> None:
 READ = {"tokens_before": 100, "tokens_after": 100}
 
 
+async def test_what_was_read_and_what_was_not_stay_in_their_order() -> None:
+    process = Process(MemoryStore())
+    for at, told in ((1.0, {}), (2.0, {}), (3.0, READ), (4.0, {}), (5.0, READ)):
+        process.journal.note(*noted(at, **told)[:5])
+    await process.journal.flush()
+
+    kept = await process.journal.exchanges(TENANT, "c_1")
+    assert [each.exchange.at for each in kept] == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
 async def test_an_exchange_is_in_its_account_with_its_price() -> None:
     store = MemoryStore()
     process = Process(store)
