@@ -1,7 +1,7 @@
 """The stage of rehearsals: the proxy's parts over a memory of their own; no model writes summaries.
 
-`python -m proxy.cli.rehearse` is what plays for a proxy that serves: it is told what on its standard input, a
-line of JSON and then the conversation, and answers with a JSON object (`rehearsal.rehearsing`).
+`main` is what plays for a proxy that serves, in a process of its own: it is told what on its standard input,
+a line of JSON and then the conversation, and answers with a JSON object (`rehearsal.rehearsing`).
 """
 
 import asyncio
@@ -125,7 +125,3 @@ def main() -> None:
     os.nice(NICENESS)
     logs.configure("console", logging.CRITICAL)
     print(json.dumps(answered(sys.stdin.buffer.read())))
-
-
-if __name__ == "__main__":
-    main()

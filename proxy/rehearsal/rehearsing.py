@@ -19,7 +19,9 @@ from proxy.rehearsal.recordings import SHAPING, dumps
 AT_ONCE = 2
 LIMIT_S = 30.0
 MAX_TOKENS = 1_000_000_000
-COMMAND = (sys.executable, "-m", "proxy.cli.rehearse")
+# What is imported there comes from where this process has it, not from the folder that it was started in.
+_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from proxy.cli.rehearse import main; main()"
+COMMAND = (sys.executable, "-I", "-c", _PROGRAM, *sys.path)
 BUSY = "Other rehearsals are under way; try again in a moment."
 SLOW = f"The rehearsal took more than {LIMIT_S:.0f} s: send less of the conversation, or fewer strategies."
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,7 +45,12 @@ def wish(**members: object) -> Asked:
     return asked(json.dumps(members).encode())
 
 
-async def test_a_conversation_is_played_in_a_process_of_its_own() -> None:
+async def test_a_conversation_is_played_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "proxy").mkdir()
+    (tmp_path / "proxy/__init__.py").touch()  # somebody else's, where the server was started
+    monkeypatch.chdir(tmp_path)
     results = await rehearsing().play(wish(messages=TALK, model="gpt-4o", strategies=["full"], window=9_000))
     [told] = [{name: each[name] for name in ("strategy", "model", "window", "requests")} for each in results]
     assert told == {"strategy": "full", "model": "gpt-4o", "window": 9_000, "requests": 1}
