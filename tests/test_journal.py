@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -55,13 +56,13 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 # Of a request that was read and went on as it came.
-READ = {"tokens_before": 100, "tokens_after": 100}
+READ: dict[str, Any] = {"tokens_before": 100, "tokens_after": 100}
 
 
 async def test_what_was_read_and_what_was_not_stay_in_their_order() -> None:
     process = Process(MemoryStore())
-    for at, told in ((1.0, {}), (2.0, {}), (3.0, READ), (4.0, {}), (5.0, READ)):
-        process.journal.note(*noted(at, **told)[:5])
+    for at, tokens in ((1.0, None), (2.0, None), (3.0, 100), (4.0, None), (5.0, 100)):
+        process.journal.note(*noted(at, tokens_before=tokens, tokens_after=tokens)[:5])
     await process.journal.flush()
 
     kept = await process.journal.exchanges(TENANT, "c_1")
