@@ -23,6 +23,8 @@ EXPIRY_S = 600.0
 LEAST_CACHED_TOKENS = 1_024
 # Requests of a conversation that are remembered: it may have branches, and agents that share its id.
 MAX_HEARD = 8
+# Messages that a conversation grows by from one request to the next, mostly.
+FEW_MESSAGES = 8
 # The largest block in which providers cache, and the smallest whose rounding is worth knowing, in tokens.
 LARGEST_BLOCK_TOKENS = 128
 SMALLEST_BLOCK_TOKENS = 64
@@ -107,9 +109,8 @@ def saving(
         price: Of the model that was asked; None if that is not known.
         counted: Tokens that the client sent and that were forwarded, uncalibrated; zeros: see the exchange.
 
-    Returns:
-        The saving: None where no price is known, or not what the provider has counted. A refused request
-        costs nothing, and one that went on as it came saves exactly nothing.
+    The saving is None where no price is known, or not what the provider has counted. A refused request
+    costs nothing, and one that went on as it came saves exactly nothing.
     """
     known, prompt = known or UNHEARD, exchange.prompt_tokens
     refused = exchange.code >= 400
@@ -117,6 +118,8 @@ def saving(
         return (Saving(0.0) if refused and price else None), known
     now = _heard(exchange, prefixes, prompt, counted)
     earlier = _continued(now, prefixes, known)
+    if not now.removed:
+        return _paid(exchange, price), _learned(exchange, now, earlier, known)
     now = now._replace(before=_before(exchange, now, earlier))
     learned = _learned(exchange, now, earlier, known)
     cached = _unchanged_cached(exchange, now, earlier, learned, first=not known.heard)
@@ -126,8 +129,10 @@ def saving(
 def _learned(exchange: Exchange, now: Heard, earlier: Heard | None, known: Standing) -> Standing:
     block = _block(exchange, known.block)
     shortfall = _shortfall(exchange, now, earlier, known.shortfall, block)
-    others = tuple(each for each in known.heard if (each.model, each.digest) != (now.model, now.digest))
-    return Standing((*others, now)[-MAX_HEARD:], shortfall, block)
+    others = known.heard
+    if now.digest in [each.digest for each in others]:
+        others = tuple(each for each in others if (each.model, each.digest) != (now.model, now.digest))
+    return Standing((*others[1 - MAX_HEARD :], now), shortfall, block)
 
 
 def _heard(exchange: Exchange, prefixes: Sequence[bytes], prompt: int, counted: tuple[int, int]) -> Heard:
@@ -158,6 +163,11 @@ def _before(exchange: Exchange, now: Heard, earlier: Heard | None) -> int:
 
 def _continued(now: Heard, prefixes: Sequence[bytes], known: Standing) -> Heard | None:
     """The longest earlier request that this one begins with; of one that was not read, that is believed."""
+    newest = known.heard[-1] if known.heard else None
+    if newest is not None and _goes_on(now, prefixes, newest):  # as nearly always
+        longest = max([each.before for each in known.heard])
+        if newest.before == longest:
+            return newest
     ours = frozenset(prefixes)
 
     def begins(each: Heard) -> bool:
@@ -165,6 +175,12 @@ def _continued(now: Heard, prefixes: Sequence[bytes], known: Standing) -> Heard 
         return each.model == now.model and (each.digest in ours if read else each.before <= now.before)
 
     return max(filter(begins, known.heard), key=lambda each: (each.before, each.at), default=None)
+
+
+def _goes_on(now: Heard, prefixes: Sequence[bytes], newest: Heard) -> bool:
+    """Whether this request is the newest one and a few messages more."""
+    same = newest.model == now.model and newest.digest != b""
+    return same and newest.digest in prefixes[-FEW_MESSAGES:]
 
 
 def _kept_prefix(exchange: Exchange, now: Heard, earlier: Heard) -> bool:
@@ -227,13 +243,19 @@ def _unchanged_cached(
     return max(cached, read // block * block)
 
 
-def _priced(exchange: Exchange, now: Heard, would_be_cached: int, price: Price | None) -> Saving | None:
+def _paid(exchange: Exchange, price: Price | None) -> Saving | None:
+    """What an exchange cost whose request went on whole, and so saved nothing."""
     if price is None:
         return None
-    written = exchange.completion_tokens or 0
-    cost = price.of(now.forwarded, exchange.cached_tokens or 0, written)
-    if now.before == now.forwarded:
-        return Saving(cost)
+    used = exchange.prompt_tokens or 0, exchange.cached_tokens or 0, exchange.completion_tokens or 0
+    return Saving(price.of(*used))
+
+
+def _priced(exchange: Exchange, now: Heard, would_be_cached: int, price: Price | None) -> Saving | None:
+    paid = _paid(exchange, price)
+    if price is None or paid is None or now.before == now.forwarded:
+        return paid
+    cost, written = paid.cost, exchange.completion_tokens or 0
     unbroken = price.of(now.forwarded, min(would_be_cached, now.forwarded), written)
     gross = price.of(now.before, would_be_cached, written) - unbroken
     loss = cost - unbroken

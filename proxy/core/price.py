@@ -52,9 +52,9 @@ class Price:
             completion: Output tokens.
             written: Input tokens that it says to have put into its cache.
         """
-        tier = self.at(prompt)
-        hit = min(max(cached, 0), prompt)
-        kept = min(max(written, 0), prompt - hit)
+        tier = self.tiers[0] if len(self.tiers) == 1 else self.at(prompt)
+        hit = cached if 0 <= cached <= prompt else min(max(cached, 0), prompt)
+        kept = min(max(written, 0), prompt - hit) if written else 0
         asked = hit * tier.cached + kept * tier.cache_write + (prompt - hit - kept) * tier.input
         return (asked + completion * tier.output) / MILLION
 
