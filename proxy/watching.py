@@ -16,7 +16,7 @@ from proxy.core.event import COMPACTED, Event
 from proxy.core.price import Price
 from proxy.core.statistics import Counters
 from proxy.core.totals import Totals
-from proxy.core.windows import FALLBACK_WINDOW, known_window
+from proxy.core.windows import FALLBACK_WINDOW, shipped_window
 from proxy.detail import Detail, Details
 from proxy.errors import RequestRefused, StoreUnavailable
 from proxy.feed import Feed, Item
@@ -198,10 +198,9 @@ class Watching:
         await self._open()
         return await self.feed.recent(limit, failures=failures)
 
-    async def follow(self, after: str | None) -> AsyncGenerator[Item]:
+    def follow(self, after: str | None) -> AsyncGenerator[Item]:
         """What happens, as it happens, with what came since the item of that id."""
-        async for item in self.feed.follow(after):
-            yield item
+        return self.feed.follow(after)
 
     async def models(self) -> list[Model]:
         """The models that are configured by name, and those that were asked lately; by name."""
@@ -214,7 +213,10 @@ class Watching:
         for each in await self._listed(WINDOWS_OF):
             if each.totals.window:
                 used.setdefault(each.totals.model, each.totals.window)
-        return [self._model(name, used.get(name)) for name in sorted(seen | named)]
+        return [
+            model_of(self.config, name, self.pricing.of(name, self.origin), used.get(name))
+            for name in sorted(seen | named)
+        ]
 
     async def everything(self) -> AsyncIterator[tuple[Listed, list[Kept], list[Event]]]:
         """Conversations, last in use first, with their exchanges and events; read one at a time."""
@@ -226,16 +228,6 @@ class Watching:
     async def reachable(self) -> None:
         """Return if the store can be reached; for what begins an answer before it has asked for anything."""
         await self._open()
-
-    def _model(self, name: str, used: int | None) -> Model:
-        """What is known of a model; `used` is the window that a request was last reckoned with."""
-        configured, tabled = for_model(self.config, name).window, known_window(name)
-        price = self.pricing.of(name, self.origin)
-        if configured is not None:
-            return Model(name, configured, "configured", price)
-        if used is not None and used != tabled:
-            return Model(name, used, "learned", price)
-        return Model(name, tabled, "default" if tabled == FALLBACK_WINDOW else "table", price)
 
     async def _rounds(self, tenant: str, conversation: str, events: Sequence[Event]) -> list[Compaction]:
         [totals] = await self.accounts.totals([(tenant, conversation)])
@@ -274,6 +266,16 @@ class Watching:
     async def _open(self) -> None:
         if not await self.records.open():
             raise StoreUnavailable("store-failed", "the store cannot be reached")
+
+
+def model_of(config: Config, name: str, price: Price | None, used: int | None = None) -> Model:
+    """What is known of a model; `used` is the window that a request was last reckoned with."""
+    configured, shipped = for_model(config, name).window, shipped_window(name)
+    if configured is not None:
+        return Model(name, configured, "configured", price)
+    if used is not None and used != (shipped or FALLBACK_WINDOW):
+        return Model(name, used, "learned", price)
+    return Model(name, shipped or FALLBACK_WINDOW, "table" if shipped else "default", price)
 
 
 def _rank(totals: Totals, sort: Sort) -> tuple[float, float]:

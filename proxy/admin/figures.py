@@ -263,5 +263,5 @@ def model(known: Model) -> ModelRow:
         output_usd=least.output if least else None,
         surcharge_tokens=price.surcharge_tokens if price else None,
         price_source=price.source if price else None,
-        price_date=price.date if price else None,
+        price_date=(price.date or None) if price else None,
     )

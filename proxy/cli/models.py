@@ -68,36 +68,18 @@ def _asked(config: "Config", name: str | None, *, all_: bool) -> Iterator[str]:
 def _described(config: "Config", names: Iterable[str]) -> list[dict[str, Any]]:
     """What is known of models without asking anybody, as the admin API has it."""
     import asyncio
+    from dataclasses import asdict
 
     from proxy.adapters.price_process import PriceProcess
-    from proxy.config.model import for_model
-    from proxy.core.window_table import AS_OF, WINDOWS
-    from proxy.core.windows import known_window, plain_name, tabled
+    from proxy.admin import figures
     from proxy.pricing import Pricing
     from proxy.relay.identity import origin
+    from proxy.watching import model_of
 
     pricing = Pricing(config, PriceProcess())
     where, names = origin(config.upstream.base_url), list(names)
     asyncio.run(pricing.ready((name, where) for name in names))
-    found: list[dict[str, Any]] = []
-    for name in names:
-        price, configured = pricing.of(name, where), for_model(config, name).window
-        least = price.tiers[0] if price else None
-        shipped = f"shipped table of {AS_OF}" if tabled(plain_name(name), WINDOWS) else "default"
-        found.append(
-            {
-                "model": name,
-                "window": configured or known_window(name),
-                "window_source": "configuration" if configured else shipped,
-                "input_usd": least.input if least else None,
-                "cached_usd": least.cached if least else None,
-                "output_usd": least.output if least else None,
-                "surcharge_tokens": price.surcharge_tokens if price else None,
-                "price_source": price.source if price else None,
-                "price_date": price.date if price else None,
-            }
-        )
-    return found
+    return [asdict(figures.model(model_of(config, name, pricing.of(name, where)))) for name in names]
 
 
 def _listing(rows: Iterable[dict[str, Any]], most: int | None) -> list[str]:

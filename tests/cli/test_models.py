@@ -6,7 +6,7 @@ from pathlib import Path
 
 from typer.testing import Result
 
-from proxy.core.window_table import AS_OF, WINDOWS
+from proxy.core.window_table import WINDOWS
 from tests.scripted_admin import Scripted
 
 Run = Callable[..., Result]
@@ -22,14 +22,14 @@ def test_a_model_by_name_needs_no_running_proxy(run: Run, tmp_path: Path) -> Non
     (tmp_path / "config.yaml").write_text(f"models: {{mine-1: {{window: 4096, prices: {prices}}}}}\n")
     rows = json.loads(run("models", "gpt-4.1", "--json", **NOBODY).stdout)["models"]
     assert [(row["model"], row["window"], row["window_source"]) for row in rows] == [
-        ("gpt-4.1", WINDOWS["gpt-4.1"], f"shipped table of {AS_OF}")
+        ("gpt-4.1", WINDOWS["gpt-4.1"], "table")
     ]
     assert rows[0]["input_usd"] > rows[0]["cached_usd"] > 0
     mine = json.loads(run("models", "--json", **NOBODY).stdout)["models"]
     assert [(row["model"], row["window"], row["window_source"]) for row in mine] == [
-        ("mine-1", 4096, "configuration")
+        ("mine-1", 4096, "configured")
     ]
-    assert (mine[0]["input_usd"], mine[0]["output_usd"]) == (1.0, 2.0)
+    assert (mine[0]["input_usd"], mine[0]["output_usd"], mine[0]["price_date"]) == (1.0, 2.0, None)
 
 
 def test_of_a_running_proxy_come_the_models_it_has_seen(script: Scripted, run: Run) -> None:
@@ -45,3 +45,4 @@ def test_of_a_running_proxy_come_the_models_it_has_seen(script: Scripted, run: R
 def test_without_anything_to_show_it_is_the_whole_table(run: Run) -> None:
     rows = json.loads(run("models", "--json", **NOBODY).stdout)["models"]
     assert [row["model"] for row in rows] == list(WINDOWS)
+    assert {row["window_source"] for row in rows} == {"table"}

@@ -11,7 +11,7 @@ from proxy.adapters.summary_model import HttpSummaryModel
 from proxy.cli.diagnosis.finding import ERROR, NOTE, OK, WARNING, Finding
 from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, ModelSettings, for_model
-from proxy.core.windows import FALLBACK_WINDOW, known_window
+from proxy.core.windows import FALLBACK_WINDOW, shipped_window
 from proxy.errors import SummaryFailed, UpstreamError
 from proxy.parts import opened_engine
 from proxy.ports import SummaryCall
@@ -136,8 +136,8 @@ def _sized(config: Config, model: str, names: frozenset[str]) -> Finding:
     if names and model not in names:
         fix = "name one that the provider has in summary.model"
         return Finding(WARNING, "summary model", f"{model}: not in the provider's list", fix)
-    window = for_model(config, model).window or known_window(model)
-    supposed = ", supposed" if window == FALLBACK_WINDOW else ""
+    known = for_model(config, model).window or shipped_window(model)
+    window, supposed = (known, "") if known else (FALLBACK_WINDOW, ", supposed")
     if window < SMALL_WINDOW_TOKENS:
         what = f"{model}: {window:,} tokens at once, so that a long conversation takes many calls"
         return Finding(WARNING, "summary model", what, "name one with a larger window in summary.model")
