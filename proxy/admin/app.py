@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.status import HTTP_400_BAD_REQUEST, HTTP_413_CONTENT_TOO_LARGE
 
+from proxy import __version__
 from proxy.admin import conversations, events, export, overall, steering
 from proxy.admin.api import Api, install
 from proxy.admin.bodies import MAX_BODY_BYTES
@@ -86,7 +87,14 @@ def create_admin(
         api: What the admin API needs; None: there is none.
         metrics: Gives what `/metrics` answers; None: there is nothing.
     """
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="compaction-proxy admin",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
     app.include_router(_health(readiness), prefix=base_path, include_in_schema=False)
     if metrics is not None:
         app.include_router(metrics_routes(metrics), prefix=base_path, include_in_schema=False)
