@@ -22,6 +22,9 @@ from proxy.guard import contained
 from proxy.logs import FEED_NOT_READ
 from proxy.storage.records import Fields, Line, Records
 
+# What is left out of an event: its text, and the messages' ids.
+HIDDEN = CONTENT | {"message_ids"}
+
 COMPACTION = "compaction"
 EXCHANGE = "exchange"
 LOST = "lost"
@@ -100,8 +103,7 @@ def _item(line: Fields) -> Item | None:
 
 
 def _told(event: Event) -> dict[str, Any]:
-    hidden = CONTENT | {"message_ids"}
-    return {name: value for name, value in to_fields(event).items() if name not in hidden}
+    return {name: value for name, value in to_fields(event).items() if name not in HIDDEN}
 
 
 class Feed:

@@ -20,6 +20,7 @@ from proxy.core.economics import Saving
 from proxy.core.event import Event
 from proxy.core.exchange import Exchange
 from proxy.core.statistics import COUNTS, DOLLARS
+from proxy.feed import HIDDEN
 from proxy.statistics import By
 from proxy.watching import Watching
 
@@ -79,7 +80,7 @@ async def _document(watching: Watching, since: float) -> AsyncIterator[bytes]:
 
 def _events(events: Iterable[Event]) -> list[dict[str, Any]]:
     told = (asdict(event) for event in events)
-    return [{name: value for name, value in each.items() if name not in figures.HIDDEN} for each in told]
+    return [{name: value for name, value in each.items() if name not in HIDDEN} for each in told]
 
 
 async def _exchanges(watching: Watching, since: float) -> AsyncIterator[Mapping[str, Any]]:

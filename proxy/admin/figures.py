@@ -9,17 +9,14 @@ from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from typing import Any
 
 from proxy.accounts import Kept
-from proxy.core.event import CONTENT, Event
+from proxy.core.event import Event
 from proxy.core.exchange import Exchange
 from proxy.core.statistics import COUNTS, DOLLARS, Counters
 from proxy.core.totals import Totals
 from proxy.detail import Detail
-from proxy.feed import Item
+from proxy.feed import HIDDEN, Item
 from proxy.statistics import Row
 from proxy.watching import Compaction, Listed, Model, Summed
-
-# What the live feed leaves out of an event.
-HIDDEN = CONTENT | {"message_ids"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,9 +40,7 @@ async def _body(request: Request) -> bytes:
         parts.append(part)
         left -= len(part)
         if left < 0:
-            raise RequestRefused(
-                413, f"The request body is larger than {MAX_BYTES} bytes.", "request_too_large"
-            )
+            raise RequestRefused(413, TOO_LARGE, "request_too_large")
     return b"".join(parts)
 
 

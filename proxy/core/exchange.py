@@ -68,7 +68,7 @@ def unread(
     code: int,
     request: str,
     request_bytes: int,
-    times: tuple[float, float | None, float | None],
+    times: Times,
 ) -> Exchange:
     """An exchange whose request and answer were not read, at a third of the price of naming every field.
 
