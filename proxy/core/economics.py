@@ -112,8 +112,7 @@ def saving(
     The saving is None where no price is known, or not what the provider has counted. A refused request
     costs nothing, and one that went on as it came saves exactly nothing.
     """
-    known, prompt = known or UNHEARD, exchange.prompt_tokens
-    refused = exchange.code >= 400
+    known, prompt, refused = known or UNHEARD, exchange.prompt_tokens, exchange.code >= 400
     if refused or prompt is None:
         return (Saving(0.0) if refused and price else None), known
     now = _heard(exchange, prefixes, prompt, counted)
