@@ -3,10 +3,10 @@
     uv run --with pillow python .ci/screenshots.py [--conversations FOLDER] [--to docs/images]
 
 A proxy in a process of its own, with a store in a temporary folder and prices in its configuration, stands
-before the demo provider. Its clock is set back, and a day of traffic passes in a minute: conversations from the
-folder of recorded ones (without it, the one that the package ships), sent request by request, each as its
-client did. The summaries of two models fail. Then a browser visits every page. Tokens, rounds, dollars and texts
-are what the proxy has made of that; the summaries are the demo provider's, and the prices are made up.
+before the demo provider. Its clock is set back, and a day of traffic passes in a minute: conversations from
+the folder of recorded ones (without it, the one that the package ships), sent request by request, each as its
+client did. The summaries of two models fail. Then a browser visits every page. Tokens, rounds, dollars and
+texts are what the proxy has made of that; the summaries are the demo provider's, and the prices are made up.
 """
 
 # ruff: noqa: INP001 - a script, not a package
@@ -48,9 +48,14 @@ FLAGS = (
 DESKTOP, PHONE = (1280, 860), (390, 844)
 LOOKS = (("", DESKTOP, "light"), ("-dark", DESKTOP, "dark"), ("-phone", PHONE, "light"))
 MAX_PICTURE_BYTES = 150_000
+# Pixels of a picture for one of the page.
+SCALE = 1.5
+COLOURS = 96
 HOUR_S = 3_600.0
 # The journal writes once a second; an hour is over only when its figures are written.
 FLUSHED_S = 1.3
+# The clock is read from a file once a second; more often would show in the overhead.
+CLOCK_READ_S = 1.1
 # Strategies take their time with a long conversation.
 LIMIT_MS = 120_000
 PROVIDER_WINDOW_TOKENS = 400_000
@@ -60,7 +65,7 @@ MODELS = (
     "summary-small", "summary-down", "summary-empty",
 )  # fmt: skip
 FAULTS = {
-    "summary-small": Fault(first_byte_s=0.4),
+    "summary-small": Fault(first_byte_s=0.2),
     "summary-down": Fault(status=503),
     "summary-empty": Fault(empty=True),
 }
@@ -106,7 +111,7 @@ class Played:
     messages: int | None = None
 
 
-# All of licences that let their texts be shown; docs/images/README.md says which.
+# All of licences that let their texts be shown; docs/images/NOTICE says which.
 DAY = (
     Played("pi", "coding_pi", 0, "agent-large", 9.4, 9.3, 330),
     Played("ponyc-4595", "coding_openhands", 0, "agent-large", 19.5, 4.2),
@@ -185,10 +190,11 @@ async def play(client: httpx.AsyncClient, proxy: Proxy, folder: Path) -> None:
     now = time.time()
     hour = None
     for at, played, body in timeline(folder, now):
-        if hour not in (None, at // HOUR_S):
+        if hour != at // HOUR_S:
             await asyncio.sleep(FLUSHED_S)
+            proxy.set_back(time.time() - at)
+            await asyncio.sleep(CLOCK_READ_S)
         hour = at // HOUR_S
-        proxy.set_back(time.time() - at)
         headers = {"x-session-id": played.name, **CLIENT}
         answer = await client.post("/v1/chat/completions", json=body, headers=headers)
         answer.raise_for_status()
@@ -196,14 +202,15 @@ async def play(client: httpx.AsyncClient, proxy: Proxy, folder: Path) -> None:
             proxy.ids[played.name] = answer.headers["x-compaction-session"]
     await asyncio.sleep(FLUSHED_S)
     proxy.set_back(0)
+    await asyncio.sleep(CLOCK_READ_S)
 
 
 async def wish(client: httpx.AsyncClient, proxy: Proxy) -> None:
     """Pins, a round undone, and a request that is too long."""
     pins = {"text": "Never push to main without asking first"}, {"text": "Tests run with: npm test -- --run"}
     for pin in pins:
-        await client.post(f"/admin/v1/conversations/{proxy.ids[DAY[0].name]}/pins", json=pin)
-    await client.post(f"/admin/v1/conversations/{proxy.ids['airline-2']}/undo")
+        await client.post(f"/admin/v1/conversations/{proxy.ids['pi']}/pins", json=pin)
+    await client.post(f"/admin/v1/conversations/{proxy.ids['airline-8']}/undo")
     body = {"model": "agent-beta", "messages": [{"role": "user", "content": TOO_LONG}]}
     await client.post("/v1/chat/completions", json=body, headers={"x-session-id": "log", **CLIENT})
     await asyncio.sleep(FLUSHED_S)
@@ -215,7 +222,7 @@ def _faketime() -> dict[str, str]:
     if spec is None or spec.origin is None:
         sys.exit("needs libfaketime, which is among the development dependencies on Linux")
     (library,) = Path(spec.origin).parent.rglob("libfaketime.so.1")
-    return {"LD_PRELOAD": str(library), "FAKETIME_NO_CACHE": "1", "NO_FAKE_STAT": "1"} | dict.fromkeys(
+    return {"LD_PRELOAD": str(library), "FAKETIME_CACHE_DURATION": "1", "NO_FAKE_STAT": "1"} | dict.fromkeys(
         ("FAKETIME_DONT_FAKE_MONOTONIC", "DONT_FAKE_MONOTONIC"), "1"
     )
 
@@ -269,12 +276,12 @@ async def newest_round(client: httpx.AsyncClient, name: str) -> str:
 
 async def pages(client: httpx.AsyncClient, proxy: Proxy) -> dict[str, str]:
     """What is photographed: the picture's name, and the path."""
-    coding, patched = (proxy.ids[each.name] for each in DAY[:2])
+    coding, service = proxy.ids["pi"], proxy.ids["airline-2"]
     return {
         "overview": "",
         "conversations": "/conversations",
         "conversation": f"/conversations/{coding}",
-        "compaction": f"/conversations/{patched}/compactions/{await newest_round(client, patched)}",
+        "compaction": f"/conversations/{service}/compactions/{await newest_round(client, service)}",
         "failures": "/failures",
         "playground": f"/playground?conversation={coding}",
         "settings": "/settings",
@@ -285,7 +292,9 @@ async def shoot(browser: Browser, proxy: Proxy, shown: dict[str, str], folder: P
     """Visit each page in each look."""
     for ending, (width, height), scheme in LOOKS:
         page = await browser.new_page(
-            viewport={"width": width, "height": height}, color_scheme="dark" if scheme == "dark" else "light"
+            viewport={"width": width, "height": height},
+            color_scheme="dark" if scheme == "dark" else "light",
+            device_scale_factor=SCALE,
         )
         page.set_default_timeout(LIMIT_MS)
         for name, path in shown.items():
@@ -299,7 +308,8 @@ async def shoot(browser: Browser, proxy: Proxy, shown: dict[str, str], folder: P
 def save(picture: bytes, path: Path) -> None:
     """Write a picture with a palette: pages have few colours."""
     with Image.open(BytesIO(picture)) as opened:
-        opened.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+        few = opened.convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        few.save(path, optimize=True)
 
 
 async def tried(page: Page) -> None:
