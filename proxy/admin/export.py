@@ -4,10 +4,8 @@ They are written while they are read, one conversation at a time. No text of a c
 `conversations/{id}/export` has that.
 """
 
-import csv
-import io
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -21,11 +19,10 @@ from proxy.core.event import Event
 from proxy.core.exchange import Exchange
 from proxy.core.statistics import COUNTS, DOLLARS
 from proxy.feed import HIDDEN
+from proxy.spreadsheet import line
 from proxy.statistics import By
 from proxy.watching import Watching
 
-# What a spreadsheet takes for a formula begins with one of these.
-FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 SAVED = tuple(f"saving_{name}" for name in Saving._fields)
 EXCHANGE_COLUMNS = ("conversation", *Exchange._fields, *SAVED)
 STATS_COLUMNS = (
@@ -41,7 +38,7 @@ router = routes()
     responses={200: {"content": {"application/json": {}}}},
 )
 async def _json(watching: Watches, since: Time = "30d") -> StreamingResponse:
-    """All conversations with their exchanges and events, and the statistics by day since `since`."""
+    """Conversations with their exchanges and events, and the statistics by day since `since`."""
     await watching.reachable()
     start = moment(since, watching.now())
     return _attached(_document(watching, start), "application/json", "compaction.json")
@@ -98,20 +95,6 @@ async def _stats(watching: Watching, since: float, by: By) -> AsyncIterator[Mapp
 
 
 async def _lines(columns: tuple[str, ...], rows: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[bytes]:
-    yield line(columns)
+    yield line(columns).encode()
     async for row in rows:
-        yield line(row.get(name) for name in columns)
-
-
-def line(values: Iterable[object]) -> bytes:
-    """A line of CSV (RFC 4180)."""
-    made = io.StringIO()
-    csv.writer(made, lineterminator="\r\n").writerow(_cells(values))
-    return made.getvalue().encode("utf-8", "replace")
-
-
-def _cells(values: Iterable[object]) -> Iterator[object]:
-    """Values for a spreadsheet, which computes nothing from a text; what is unknown stays empty."""
-    for value in values:
-        formula = isinstance(value, str) and value.startswith(FORMULAS)
-        yield f"'{value}" if formula else value
+        yield line(row.get(name) for name in columns).encode("utf-8", "replace")

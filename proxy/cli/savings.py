@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 GROUPS = ("model", "day", "hour", "key", "total")
-# Spreadsheets take a cell that begins like this for a formula.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def savings(
@@ -112,17 +110,13 @@ def receipt(since: str, total: Row) -> list[str]:
 
 def comma_separated(rows: list[dict[str, Any]]) -> list[str]:
     """A line for each row and one of titles."""
-    import csv
-    import io
+    from proxy.cli.terminal import clean
+    from proxy.spreadsheet import line
 
     told = [dict(_singles(row)) for row in rows]
     names = list(dict.fromkeys(name for row in told for name in row))
-    made = io.StringIO()
-    writer = csv.writer(made, lineterminator="\n")
-    writer.writerow([_cell(name) for name in names])
-    for row in told:
-        writer.writerow([_cell(row[name]) if name in row else "" for name in names])
-    return made.getvalue().splitlines() if names else []
+    lines = [line(names), *(line(row.get(name) for name in names) for row in told)] if names else []
+    return [clean(each.removesuffix("\r\n")) for each in lines]
 
 
 def _singles(row: Row) -> Iterator[tuple[str, str | float]]:
@@ -132,12 +126,3 @@ def _singles(row: Row) -> Iterator[tuple[str, str | float]]:
             yield name, value
         elif isinstance(value, dict):
             yield from ((f"{name}.{key}", held) for key, held in _singles(value))
-
-
-def _cell(value: str | float) -> str:
-    """A value for a spreadsheet, which computes nothing from it."""
-    from proxy.cli.terminal import clean
-
-    if not isinstance(value, str):
-        return str(value)
-    return f"'{clean(value)}" if value.startswith(_FORMULA) else clean(value)

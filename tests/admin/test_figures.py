@@ -16,7 +16,6 @@ from proxy.admin import figures
 from proxy.admin.access import Access
 from proxy.admin.api import Api, Settings
 from proxy.admin.app import Readiness, create_admin
-from proxy.admin.export import line
 from proxy.config.model import Config
 from proxy.config.sections import ServerSection
 from proxy.core.economics import Saving
@@ -185,18 +184,6 @@ async def test_exports_agree_with_what_is_shown() -> None:
     [day] = csv.DictReader(io.StringIO(daily.text))
     assert (int(day["requests"]), float(day["net_usd"])) == (total["requests"], total["net_usd"])
     assert sheet.headers["content-disposition"] == 'attachment; filename="exchanges.csv"'
-
-
-@pytest.mark.parametrize(
-    ("values", "written"),
-    [
-        (["=1+1", "+a", "-b", "@c", "\td", "\re"], "'=1+1,'+a,'-b,'@c,'\td,\"'\re\"\r\n"),
-        (['say "a, b"', "two\nlines", None, -0.5, 3], '"say ""a, b""","two\nlines",,-0.5,3\r\n'),
-        (["\ud83d"], "?\r\n"),
-    ],
-)
-def test_a_cell_is_quoted_and_no_formula(values: list[object], written: str) -> None:
-    assert line(values).decode() == written
 
 
 async def test_a_store_that_is_away_is_said_to_be() -> None:
