@@ -22,7 +22,7 @@ class Told(NamedTuple):
 
     Attributes:
         id: Where to go on from.
-        kind: `compaction` or `exchange`.
+        kind: `compaction`, `exchange`, or `lost`: what came too fast to be told.
         data: What it says; not decoded.
     """
 
@@ -131,6 +131,8 @@ def line_of(kind: str, fields: Mapping[str, Any]) -> str:
     """An event or an exchange in one line: when, what, whose, how large before and after, and why."""
     from proxy.cli.terminal import clean, moment, text_of, whole
 
+    if kind == "lost":
+        return f"{whole(fields.get('lost'))} more came too fast to be told"
     what = text_of(fields, "kind") if kind == "compaction" else text_of(fields, "status")
     sizes = f"{whole(fields.get('tokens_before'))} → {whole(fields.get('tokens_after'))}"
     named = [

@@ -69,6 +69,10 @@ def test_a_line_says_sizes_and_why(script: Scripted) -> None:
     ]  # fmt: skip
 
 
+def test_what_came_too_fast_is_counted() -> None:
+    assert line_of("lost", {"lost": 1_200}) == "1,200 more came too fast to be told"
+
+
 @pytest.mark.parametrize("data", [b"data: [1]\n\n", b"data: nonsense\n\n", b"data:\n\n", b"id: 9\n\n"])
 def test_what_is_no_message_of_ours_does_no_harm(data: bytes, script: Scripted, run: Run) -> None:
     script.streams.append(data)
