@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxy import logs
@@ -23,6 +24,7 @@ Reread = Callable[[], Loaded]
 def reread(read: Reread, running: Loaded) -> Loaded | None:
     """What to go on with, or None if it cannot be used. The log says what changes, or what is wrong."""
     try:
+        _refuse_pipe(running.path)
         found = read()
     except ConfigError as error:
         refused(error)
@@ -32,6 +34,16 @@ def reread(read: Reread, running: Loaded) -> Loaded | None:
         logs.CONFIG_RELOADED, changed=step.changed, waiting_for_restart=step.waiting, warnings=found.warnings
     )
     return replace(found, config=step.config)
+
+
+def _refuse_pipe(path: Path | None) -> None:
+    """A pipe gives what it holds once: read again it would be empty, so that no key was asked for, or block.
+
+    Raises:
+        ConfigError: The configuration is one, such as `--config <(…)`.
+    """
+    if path is not None and path.is_fifo():
+        raise ConfigError(f"{path}: a pipe cannot be read again; use a file")
 
 
 def refused(error: ConfigError) -> None:
@@ -51,6 +63,7 @@ class Reloading:
         self._app = app
         self._running = running
         self._task: asyncio.Task[None] | None = None
+        self._again = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._begun = threading.Event()
 
@@ -84,12 +97,15 @@ class Reloading:
         self._app.reloaded(taken=False)
 
     def _read_beside(self, read: Reread) -> None:
+        self._again = True  # what is being read may be older than what this signal tells of
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._read(read))
 
     async def _read(self, read: Reread) -> None:
-        found = await asyncio.to_thread(reread, read, self._running)
-        if found is None:
-            self.refuse()
-        else:
-            self.take(found)
+        while self._again:
+            self._again = False
+            found = await asyncio.to_thread(reread, read, self._running)
+            if found is None:
+                self.refuse()
+            else:
+                self.take(found)
