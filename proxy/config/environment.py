@@ -63,12 +63,14 @@ def _secret(path: str) -> str:
     """The content of a secret's file without its one trailing newline."""
     try:
         with Path(path).open("rb") as file:
-            data = file.read(MAX_SECRET_BYTES)
-        return data.decode().removesuffix("\n")
+            text = file.read(MAX_SECRET_BYTES).decode().removesuffix("\n")
     except OSError as error:
         raise ValueError(f"the file cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError("the file is not UTF-8") from None
+    if not text:  # half written, or a pipe that was read before: without a key everybody would be let in
+        raise ValueError("the file is empty")
+    return text
 
 
 def _setting(name: str, environ: Mapping[str, str], known: Mapping[Place, Key]) -> Setting:

@@ -208,6 +208,15 @@ def test_a_secret_comes_from_a_file_without_one_trailing_newline(tmp_path: Path)
     assert "server.admin_key: a key holds printable ASCII" in refused(None, environ)[0]
 
 
+@pytest.mark.parametrize("content", ["", "\n"])
+def test_an_empty_secret_s_file_does_not_mean_that_no_key_is_asked_for(tmp_path: Path, content: str) -> None:
+    (tmp_path / "key").write_text(content)
+    name = f"{P}SERVER__ADMIN_KEY_FILE"
+    assert refused(None, {**HOME, name: str(tmp_path / "key")}) == [
+        f"{name}: server.admin_key_file: the file is empty"
+    ]
+
+
 def test_a_secret_s_file_is_refused_where_it_makes_no_sense(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("s3cret")
     environ = {
