@@ -7,7 +7,9 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_va
 from proxy.config.values import STRICT, Positive, no_boolean
 from proxy.core.price import Price, Tier
 
-Dollars = Annotated[float, BeforeValidator(no_boolean), Field(ge=0, allow_inf_nan=False)]
+# A dollar a token. Sums of what is far beyond are no numbers any more, and JSON has no way to write them.
+MAX_DOLLARS = 1_000_000
+Dollars = Annotated[float, BeforeValidator(no_boolean), Field(ge=0, le=MAX_DOLLARS)]
 SOURCE = "configuration"
 
 

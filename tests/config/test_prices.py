@@ -53,7 +53,11 @@ models:
     [
         ("{output: 1}", "models.a.prices.input: Field required"),
         ("{input: -1, output: 1}", "models.a.prices.input: Input should be greater than or equal to 0"),
-        ("{input: .inf, output: 1}", "models.a.prices.input: Input should be a finite number"),
+        ("{input: .nan, output: 1}", "models.a.prices.input: Input should be greater than or equal to 0"),
+        (
+            "{input: 1, output: 1.0e+300}",
+            "models.a.prices.output: Input should be less than or equal to 1000000",
+        ),
         ("{input: 1, output: 1, chached: 1}", "models.a.prices.chached: unknown key, did you mean 'cached'?"),
         (
             "{input: 2, output: 1, surcharge: {above_tokens: 9, input: 2}}",
