@@ -38,9 +38,11 @@ def cached(tokens: int) -> int:
 def _texts(message: JsonObject) -> list[str]:
     """Every string of a message that costs tokens."""
     found = [str(message.get("role", "")), text_of(message), str(message.get("name") or "")]
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") or {}
-        found += [str(function.get("name", "")), str(function.get("arguments", ""))]
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            found += [str(function.get("name", "")), str(function.get("arguments", ""))]
     return found
 
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.demo.prompt import Meter, PrefixCache
-from proxy.rehearsal.prompt import JsonObject
+from proxy.rehearsal.prompt import FRAME_TOKENS, JsonObject, message_tokens
 from proxy.rehearsal.provider import Prompt, Provider
 from proxy.rehearsal.recordings import dumps
 
@@ -46,3 +47,9 @@ def test_sizes_and_cached_tokens_are_those_of_the_demo_provider(
         body = {"model": "m", "messages": messages, **({"tools": tools} if tools else {})}
         prompt = Prompt("m", (dumps(TOOLS).decode(),) if tools else (), [dumps(each) for each in messages])
         assert (provider.size(prompt), provider.read(prompt)) == (meter.prompt(body), cache.hit(body))
+
+
+@pytest.mark.parametrize("calls", ["find", 5, {}, [None], ["find"], [{"function": "find"}]])
+def test_calls_that_are_none_count_as_nothing(calls: object) -> None:
+    message = {"role": "assistant", "tool_calls": calls}
+    assert message_tokens(message, len) == FRAME_TOKENS + len("assistant")
