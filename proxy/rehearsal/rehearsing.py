@@ -17,6 +17,8 @@ from proxy.rehearsal.prompt import JsonObject
 from proxy.rehearsal.recordings import SHAPING, dumps
 
 AT_ONCE = 2
+# Sections of the configuration that mean nothing to a rehearsal, which keeps everything in memory.
+UNNEEDED = {"server", "store", "observability"}
 LIMIT_S = 30.0
 MAX_TOKENS = 1_000_000_000
 # What is imported there comes from where this process has it, not from the folder that it was started in.
@@ -138,10 +140,10 @@ class Rehearsing:
     def _told(self, asked: Asked, held: Mapping[str, bytes]) -> bytes:
         """What the process needs to know: a line of JSON, then the conversation.
 
-        Secrets are masked where a configuration is written as JSON.
+        Secrets are masked where a configuration is written as JSON; a store's URL may hold one, too.
         """
         about = {
-            "config": self._config.model_dump(mode="json", exclude_unset=True),
+            "config": self._config.model_dump(mode="json", exclude_unset=True, exclude=UNNEEDED),
             "name": asked.conversation or "conversation",
             "strategies": asked.strategies or (self._config.compaction.strategy,),
             "wanted": asdict(asked.wanted),

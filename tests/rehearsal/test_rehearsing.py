@@ -37,7 +37,8 @@ async def kept(_: str) -> dict[str, Any]:
 
 
 def rehearsing(command: tuple[str, ...] = COMMAND, limit_s: float = 30.0) -> Rehearsing:
-    config = Config.model_validate({"upstream": {"api_key": SECRET}, "server": {"admin_key": SECRET}})
+    told = {"upstream": {"api_key": SECRET}, "server": {"admin_key": SECRET}}
+    config = Config.model_validate({**told, "store": {"url": f"redis://:{SECRET}@store.test/0"}})
     return Rehearsing(config, kept, command, limit_s=limit_s)
 
 
