@@ -10,8 +10,9 @@ from typing import Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from proxy.core.statistics import OVERHEAD_BOUNDS_S
+
 # Upper bounds of buckets: seconds, or shares.
-OVERHEAD_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 STORE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 10)
 SUMMARY_S = (0.5, 1, 2, 5, 10, 20, 30, 60, 120)
 UPSTREAM_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 600)
@@ -90,7 +91,7 @@ HISTOGRAMS: Mapping[str, Observed] = {
         "How long rounds took that asked a summary model.", SUMMARY_S
     ),
     "compaction_overhead_seconds": Observed(
-        "What a request took beside waiting for the upstream.", OVERHEAD_S
+        "What a request took beside waiting for the upstream.", OVERHEAD_BOUNDS_S
     ),
     "compaction_context_used_ratio": Observed(
         "Tokens that were forwarded, as a share of the model's window.", USED_SHARES

@@ -15,8 +15,6 @@ from proxy.core.exchange import Exchange
 # Upper bounds of the overhead's buckets, in seconds; what took longer stands in one more.
 OVERHEAD_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _BUCKETS = len(OVERHEAD_BOUNDS_S) + 1
-# Status codes of answers that are errors.
-
 COUNTS = (
     "requests", "failed", "tokens_before", "tokens_after", "prompt_tokens", "completion_tokens",
     "cached_tokens", "rounds", "failures", "summary_calls", "summary_prompt_tokens",
