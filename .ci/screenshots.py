@@ -276,14 +276,14 @@ async def newest_round(client: httpx.AsyncClient, name: str) -> str:
 
 async def pages(client: httpx.AsyncClient, proxy: Proxy) -> dict[str, str]:
     """What is photographed: the picture's name, and the path."""
-    coding, service = proxy.ids["pi"], proxy.ids["airline-2"]
+    coding, patched, service = (proxy.ids[each] for each in ("pi", "ponyc-4595", "airline-2"))
     return {
         "overview": "",
         "conversations": "/conversations",
         "conversation": f"/conversations/{coding}",
         "compaction": f"/conversations/{service}/compactions/{await newest_round(client, service)}",
         "failures": "/failures",
-        "playground": f"/playground?conversation={coding}",
+        "playground": f"/playground?conversation={patched}",
         "settings": "/settings",
     }
 
