@@ -60,7 +60,7 @@ class Looking:
             self.api.get(request, "events", limit=RECENT_EVENTS),
         )
         rows = readings.rows(Counters, over_time.get("rows"))
-        return self.pages.page(
+        return await self.pages.page(
             "overview.html",
             at="overview",
             since=since,
@@ -83,7 +83,7 @@ class Looking:
         """The list, searched and sorted."""
         query, sort = request.query_params.get("q", ""), _chosen(request, "sort", SORTS)
         told = await self.api.get(request, "conversations", limit=MAX_ROWS, q=query, sort=sort)
-        return self.pages.page(
+        return await self.pages.page(
             "conversations.html",
             at="conversations",
             rows=readings.rows(Row, told.get("conversations")),
@@ -105,7 +105,7 @@ class Looking:
         )
         exchanges = readings.exchanged(requests.get("exchanges"))
         rounds = readings.rounds(compactions.get("compactions"))
-        return self.pages.page(
+        return await self.pages.page(
             "conversation.html",
             at="conversations",
             seen=readings.conversation(name, told),
@@ -122,14 +122,14 @@ class Looking:
         told = await self.api.get(request, "conversations", name, "compactions", place)
         made = readings.compaction(told)
         if made is None:
-            return self.trouble(502, "This round was written by another version and cannot be read.")
+            return await self.trouble(502, "This round was written by another version and cannot be read.")
         shown = await asyncio.to_thread(
             panes,
             made.event.summary,
             readings.rows(Text, told.get("removed")),
             readings.rows(Text, told.get("seen")),
         )
-        return self.pages.page(
+        return await self.pages.page(
             "compaction.html", at="conversations", name=name, made=made, event=made.event, shown=shown
         )
 
@@ -138,7 +138,9 @@ class Looking:
         name, place = request.path_params["name"], request.path_params["place"]
         told = await self.api.get(request, "conversations", name, "compactions", place)
         prompts = readings.rows(Prompt, told.get("prompts"))
-        return self.pages.page("prompts.html", at="conversations", name=name, place=place, prompts=prompts)
+        return await self.pages.page(
+            "prompts.html", at="conversations", name=name, place=place, prompts=prompts
+        )
 
     async def search(self, request: Request) -> Response:
         """What rounds have removed that holds all words of a query."""
@@ -147,14 +149,14 @@ class Looking:
         if query:
             told = await self.api.get(request, "conversations", name, "search", q=query, limit=MAX_HITS)
             found = readings.rows(Hit, told.get("hits"))
-        return self.pages.page("search.html", at="conversations", name=name, query=query, hits=found)
+        return await self.pages.page("search.html", at="conversations", name=name, query=query, hits=found)
 
     async def message(self, request: Request) -> Response:
         """A message that a round has removed, whole."""
         name = request.path_params["name"]
         told = await self.api.get(request, "conversations", name, "messages", request.path_params["message"])
         whole = request.query_params.get("whole") is not None
-        return self.pages.page(
+        return await self.pages.page(
             "message.html",
             at="conversations",
             name=name,
@@ -165,7 +167,7 @@ class Looking:
     async def failures(self, request: Request) -> Response:
         """What went wrong, and that requests went through nevertheless."""
         told = await self.api.get(request, "events", limit=MAX_EVENTS, failures="true")
-        return self.pages.page(
+        return await self.pages.page(
             "failures.html", at="failures", events=readings.happened(told.get("events")), limit=MAX_EVENTS
         )
 
@@ -175,7 +177,7 @@ class Looking:
             self.api.get(request, "config"), self.api.get(request, "models")
         )
         warnings = config.get("warnings")
-        return self.pages.page(
+        return await self.pages.page(
             "settings.html",
             at="settings",
             path=str(config.get("path") or ""),
@@ -184,11 +186,11 @@ class Looking:
             models=readings.rows(Model, models.get("models")),
         )
 
-    def trouble(self, status: int, message: str) -> Response:
+    async def trouble(self, status: int, message: str) -> Response:
         """A page that says why there is none."""
         titles = {404: "Not found", 409: "Not possible now", 503: "The store is away"}
         title = titles.get(status, "This did not work")
-        return self.pages.page("trouble.html", status, at="", title=title, message=message)
+        return await self.pages.page("trouble.html", status, at="", title=title, message=message)
 
 
 def _base_url(request: Request) -> str:

@@ -89,7 +89,7 @@ class Playground:
         self, request: Request, wanted: Wanted, tried: Tried, error: Refused | None = None
     ) -> Response:
         told = await self.api.get(request, "conversations", limit=_OFFERED_CONVERSATIONS)
-        return self.pages.page(
+        return await self.pages.page(
             "playground.html",
             error.status if error else 200,
             at="playground",

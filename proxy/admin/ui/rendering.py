@@ -3,6 +3,7 @@
 Everything is escaped; a name that is not there is an error; each answer says what a browser may do with it.
 """
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -75,11 +76,14 @@ class Pages:
 
     root: str
 
-    def page(self, template: str, status: int = 200, **shown: Any) -> Response:  # noqa: ANN401 - what templates take
-        """A page."""
-        made = _environment().get_template(template)
-        text = made.render(now=time.time(), root=self.root, asset=self._asset, **shown)
+    async def page(self, template: str, status: int = 200, **shown: Any) -> Response:  # noqa: ANN401 - what templates take
+        """A page; rendered beside the event loop, because a long one takes longer than many requests do."""
+        text = await asyncio.to_thread(self._rendered, template, shown)
         return HTMLResponse(text, status, {**HEADERS, "cache-control": "no-store"})
+
+    def _rendered(self, template: str, shown: Mapping[str, Any]) -> str:
+        made = _environment().get_template(template)
+        return made.render(now=time.time(), root=self.root, asset=self._asset, **shown)
 
     def _asset(self, name: str) -> str:
         return f"{self.root}/static/{name}?v={_files()[name][1]}"
@@ -88,7 +92,9 @@ class Pages:
         """A file that pages load. Its content is in its URL, so that it may be kept forever."""
         name = request.path_params["name"]
         if name not in _files():
-            return self.page("trouble.html", 404, at="", title="Not found", message="There is no such file.")
+            return await self.page(
+                "trouble.html", 404, at="", title="Not found", message="There is no such file."
+            )
         kept = "public, max-age=31536000, immutable" if "v" in request.query_params else "no-cache"
         headers = {**HEADERS, "cache-control": kept}
         return Response(_files()[name][0], 200, headers, _TYPES[Path(name).suffix])

@@ -70,11 +70,11 @@ def _site(api: Api, pages: Pages) -> ASGIApp:
 
     async def refused(_: Request, error: Exception) -> Response:
         status = error.status if isinstance(error, Refused) else 500
-        return looking.trouble(status, str(error))
+        return await looking.trouble(status, str(error))
 
     async def nothing(_: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        return looking.trouble(status, "There is no such page.")
+        return await looking.trouble(status, "There is no such page.")
 
     routes = _routes(looking, Acting(api, pages), Playground(api, pages))
     return Starlette(routes=routes, exception_handlers={Refused: refused, HTTPException: nothing})
