@@ -1,5 +1,6 @@
 """The admin API of conversations: which there are, what has happened to them, and what they hold."""
 
+import asyncio
 from dataclasses import asdict
 from typing import Annotated
 
@@ -62,7 +63,8 @@ async def _export(conversation: str, steering: Steers, watching: Watches) -> Res
     shape = conversation_shape(conversation, seen, stands)
     events = tuple(await steering.events(conversation))
     messages = tuple(map(message_shape, await steering.archive(conversation)))
-    return answer(asdict(Export(shape, events, messages)))
+    # Megabytes: what is relayed meanwhile does not wait for them.
+    return await asyncio.to_thread(lambda: answer(asdict(Export(shape, events, messages))))
 
 
 @router.get("/conversations/{conversation}/events", response_model=Events)
@@ -88,7 +90,10 @@ async def _compactions(conversation: str, watching: Watches) -> Response:
 @router.get("/conversations/{conversation}/compactions/{place}", response_model=figures.CompactionDetail)
 async def _compaction(conversation: str, place: str, watching: Watches) -> Response:
     """A round: what it took out, what a model was asked, and what the conversation's model then saw."""
-    return answer(figures.detail(*await watching.detail(conversation, place)))
+    made, found = await watching.detail(conversation, place)
+    return await asyncio.to_thread(
+        lambda: answer(figures.detail(made, found))
+    )  # megabytes, as with an export
 
 
 @router.get("/conversations/{conversation}/search", response_model=Hits)

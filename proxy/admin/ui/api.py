@@ -3,6 +3,7 @@
 Requests go through its guard and its checks, so that the pages have no way around either.
 """
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ class Api:
             Refused: The answer is not of 2xx, or no JSON object.
         """
         asked = urlencode({name: value for name, value in query.items() if value not in (None, "")})
-        return _read(await self._asked(page, "GET", path, asked, b""))
+        return await asyncio.to_thread(_read, await self._asked(page, "GET", path, asked, b""))
 
     async def post(self, page: Request, *path: str, body: bytes = b"") -> Mapping[str, Any]:
         """What a POST of JSON answers, likewise."""
