@@ -179,13 +179,13 @@ def admin(url: str | None, key_file: Path | None, config: Path | None = None) ->
     """
     key = _read(key_file) if key_file else os.environ.get(_KEY)
     if url is not None and (key is not None or not (config or _may_be_configured())):
-        return Admin(_checked(url), key or "")
+        return Admin(checked(url), key or "")
     from proxy.config.sources import load
 
     server = load(config, os.environ).config.server
     shown = server.admin_key.get_secret_value() if key is None else key
     if url is not None:
-        return Admin(_checked(url), shown)
+        return Admin(checked(url), shown)
     return Admin(local_url(server), shown, server.unix_socket)
 
 
@@ -207,8 +207,12 @@ def _read(path: Path) -> str:
     return key
 
 
-def _checked(url: str) -> str:
-    """A base URL that can be asked."""
+def checked(url: str) -> str:
+    """A base URL that can be asked, without `/v1`.
+
+    Raises:
+        ConfigError: It is none.
+    """
     try:
         parts: SplitResult | None = urlsplit(url)
         usable = bool(parts and parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0)

@@ -70,6 +70,7 @@ def _target(url: str | None, config: Path | None) -> str:
     """The proxy's base URL, with `/v1`."""
     import os
 
+    from proxy.cli.admin_client import checked
     from proxy.cli.probe import local_url
     from proxy.config.sources import load
 
@@ -78,13 +79,9 @@ def _target(url: str | None, config: Path | None) -> str:
         if server.unix_socket is not None:
             fail("server.unix_socket is configured, which clients cannot use; give --url", BAD_CONFIG)
         url = local_url(server).removesuffix(server.base_path)
-    if (
-        not url.startswith(("http://", "https://"))
-        or not url.isprintable()
-        or any(each in url for each in " \"'\\")
-    ):
+    if any(each in url for each in " \"'\\"):
         fail("--url: a base URL such as http://127.0.0.1:4141", BAD_CONFIG)
-    return f"{url.rstrip('/').removesuffix('/v1')}/v1"
+    return f"{checked(url)}/v1"
 
 
 def _print(client: "Client", url: str, model: str) -> None:

@@ -52,7 +52,9 @@ def run(
 
     session = f"run-{secrets.token_hex(_SESSION_BYTES)}"
     if url is not None:
-        raise typer.Exit(_supervised(command, environment(os.environ, url, session)))
+        from proxy.cli.admin_client import checked
+
+        raise typer.Exit(_supervised(command, environment(os.environ, checked(url), session)))
     settings = loaded(config)
     with _somewhere(settings, log) as found:
         environ = environment(os.environ, found, session, needs_key=_pays(settings.config))

@@ -136,7 +136,14 @@ def test_codex_is_pointed_at_us_and_nothing_else_changes_or_the_file_is_refused(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["cudex"], ["curl", "--apply"], ["curl", "--url", "x"], ["curl", "--url", "http://a'b"]]
+    "arguments",
+    [
+        ["cudex"],
+        ["curl", "--apply"],
+        ["curl", "--url", "x"],
+        ["curl", "--url", "http://a'b"],
+        ["curl", "--url", "http://[b"],
+    ],
 )
 def test_wrong_usage_is_one_line_and_ends_with_2(arguments: list[str], run: Run) -> None:
     done = run("connect", *arguments)

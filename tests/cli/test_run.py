@@ -65,6 +65,13 @@ def test_a_command_that_cannot_be_run_is_one_line(command: str, code: int, tmp_p
     assert (process.returncode, err.count("\n"), err.startswith(f"{command}: ")) == (code, 1, True)
 
 
+def test_no_command_is_run_with_a_url_that_is_none(tmp_path: Path) -> None:
+    with popen(["--url", "http://[bad", "--", "touch", "made"], tmp_path) as process:
+        _, err = process.communicate(timeout=30)
+    said = "--url: 'http://[bad' is no base URL, such as http://127.0.0.1:4141\n"
+    assert (process.returncode, err, (tmp_path / "made").exists()) == (2, said, False)
+
+
 def test_the_environment_names_the_proxy_wherever_clients_look() -> None:
     assert environment({"A": "b", "OPENAI_API_BASE": "old"}, "http://h:1", "s-1") == {
         "A": "b",
