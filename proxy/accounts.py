@@ -183,7 +183,7 @@ class Accounts:
         waiting = self._waiting.get(key)
         if waiting is None or self._clock() > until:
             return
-        del self._waiting[key]
+        del self._waiting[key]  # whatever comes of it: counting less is better than counting twice
         totals = totals_of.together(totals_of.from_fields(held), waiting.totals)
         lines = [Line(waiting.lines_key, to_fields(kept), self._ttl_s, KEPT_LINES) for kept in waiting.lines]
         await self._records.write([Item(key, totals_of.to_fields(totals), self._ttl_s), *lines])

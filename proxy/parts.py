@@ -215,7 +215,12 @@ class Parts:
     def aside(self, config: Config) -> Aside:
         """What compacts without keeping anything."""
         return Aside(
-            MemoryStore, self.reading, self.learning, self.making.summarising, self._ordering(config)
+            MemoryStore,
+            self.reading,
+            self.learning,
+            self.making.summarising,
+            self._ordering(config),
+            Announcing(self.statistics.heard, self.metrics.event),
         )
 
     def compactor(self, config: Config) -> Compactor:

@@ -58,6 +58,7 @@ class Aside:
         learning: Knows windows and ratios; is asked only.
         summarising: Who writes summaries; knows which models fail, and what a tenant may still spend.
         ordering: Turns drafts into jobs.
+        announce: Tells those who count what summaries cost; they are told of no conversation's round.
     """
 
     store: Callable[[], Store]
@@ -65,6 +66,7 @@ class Aside:
     learning: Learning
     summarising: Summarising
     ordering: Ordering
+    announce: Announcing
 
     @asynccontextmanager
     async def apart(self) -> AsyncIterator[Apart]:
@@ -74,9 +76,8 @@ class Aside:
             stack.push_async_callback(records.close)
             index, history = CheckpointIndex(records), History(records, KEPT_S)
             wishing = Wishing(records, KEPT_S)
-            announce = Announcing()  # to the log alone
-            making = Making(self.summarising, records, index, history, self.reading, announce=announce)
-            rounds = Rounds(making, history, announce=announce)
+            making = Making(self.summarising, records, index, history, self.reading, announce=self.announce)
+            rounds = Rounds(making, history, announce=self.announce)
             stack.push_async_callback(rounds.close)
             viewer = Viewer(self.reading, records, index, self.learning, Anchors(records), wishing)
             replacing = Replacing(viewer, rounds, making, self.reading, wishing, Effects(), self.ordering)
