@@ -291,7 +291,9 @@ async def test_every_key_expires_and_of_what_is_deleted_nothing_is_left(
     assert found == []
     assert left < before
     assert search.status_code == 404
-    assert [key for key in at_last if b"#" not in key] == []
+    # Figures of a day or an hour, and what happened lately, are nobody's: they go by age only.
+    kinds = {key.rpartition(b"}:")[2].partition(b":")[0] for key in at_last if b"#" not in key}
+    assert kinds <= {b"hours", b"writers", b"recent", b"feed"}
 
 
 async def test_under_eviction_requests_go_on_and_no_key_is_too_many(
