@@ -77,6 +77,7 @@ class Owners:
         self._now = now
         # By conversation, with its tenant: until when its line of the day need not be added again.
         self._listed: OrderedDict[str, float] = OrderedDict()
+        self._away = False
         # By conversation, with its tenant: until when it need not be written. All that is held of it is here.
         self._noted: OrderedDict[str, float] = OrderedDict()
         records.forgetters.append(self._forget)
@@ -86,6 +87,7 @@ class Owners:
 
         Once a second while the store fails; not at all for a request that began before it was forgotten.
         """
+        self._look_back()
         key, outdated = conversation_key(tenant, conversation), self._records.outdated
         if self._noted.get(key, 0.0) > self._clock() or outdated.covers(key):
             return
@@ -97,6 +99,15 @@ class Owners:
             self._hold(key, RETRY_S)
         elif self._listed.get(key, 0.0) <= self._now():
             await self._list(key, Seen(conversation, tenant, self._now()))
+
+    def _look_back(self) -> None:
+        """Once a store is back that was away, believe nothing to be written: it may be empty."""
+        if not self._records.in_use:
+            self._away = True
+        elif self._away:
+            self._away = False
+            self._listed.clear()
+            self._noted = OrderedDict.fromkeys(self._noted, 0.0)
 
     async def of(self, conversation: str) -> str | None:
         """The tenant of a conversation; None if it is not known."""

@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import Sequence
 
 from proxy.adapters.memory_store import MemoryStore
@@ -160,3 +161,31 @@ async def test_a_thousand_conversations_are_listed_in_a_few_round_trips() -> Non
     found = await owners.recent(1_000)
     assert [each.id for each in found] == [f"c_{number}" for number in range(1_499, 499, -1)]
     assert store.asked <= 4
+
+
+async def test_after_an_outage_what_the_store_may_have_lost_is_written_again() -> None:
+    class Forgetful(MemoryStore):
+        away = False
+
+        async def read(self, keys: Sequence[str]) -> list[bytes | None]:
+            if self.away:
+                raise StoreUnavailable("store-timeout")
+            return await super().read(keys)
+
+    store = Forgetful()
+    records = Records(store, ignored, probe_every_s=0.005)
+    owners = Owners(records, DAY_S)
+    await owners.note("t_1", "c_1")
+    await records.keep(conversation_key("t_1", "c_1"), {"last_at": 1.0}, ttl_s=DAY_S)
+    store.away = True
+    for _ in range(3):  # after which the store is left alone
+        await records.find([tenant_key("c_3")], fresh=True)
+    await owners.note("t_1", "c_2")
+    await store.delete("v1:")
+    store.away = False
+    while not records.in_use:  # noqa: ASYNC110 - a store sets no event
+        await asyncio.sleep(0.005)
+    await owners.note("t_1", "c_1")
+    await records.keep(conversation_key("t_1", "c_1"), {"last_at": 1.0}, ttl_s=DAY_S)
+    found = await Owners(Records(store, ignored), DAY_S).recent(9)
+    assert [each.id for each in found] == ["c_1"]

@@ -12,7 +12,7 @@ from proxy.compaction.brief import SummaryRoute
 from proxy.compaction.checkpoint_index import CheckpointIndex
 from proxy.compaction.compactor import Compactor
 from proxy.compaction.effects import Effects
-from proxy.compaction.fitting import Ask, Fit, Status
+from proxy.compaction.fitting import Ask, Fit, Mode, Status
 from proxy.compaction.making import Making
 from proxy.compaction.ordering import Ordering
 from proxy.compaction.policies import policy_for
@@ -115,6 +115,8 @@ async def shortened(aside: Aside, ask: Ask, target: int | None) -> Shortened:
         Crashed: A fault of ours, which the log tells of.
     """
     async with aside.apart() as apart:
+        if target is not None and (whole := await _whole(apart.compactor, ask, target)):
+            return Shortened(whole, whole, None)
         first = await apart.compactor.fit(ask)
         report = first.report
         if report.tokens_before is None or report.tokens_after is None:
@@ -127,6 +129,15 @@ async def shortened(aside: Aside, ask: Ask, target: int | None) -> Shortened:
             settings = replace(ask.settings, window=window)
             fit = await apart.compactor.fit(replace(ask, settings=settings, whom=_nobody))
         return Shortened(fit, first, await _writer(apart.history, ask.tenant, report.conversation))
+
+
+async def _whole(compactor: Compactor, ask: Ask, target: int) -> Fit | None:
+    """The list as it came, if it is under its target as it is."""
+    seen = await compactor.fit(replace(ask, mode=Mode.SHADOW))
+    size = seen.report.tokens_before
+    if size is None or size > target:
+        return None
+    return replace(seen, report=seen.report._replace(status=Status.NONE, reason=None))
 
 
 def narrowed(limit: int, ask: Ask) -> int:

@@ -177,6 +177,14 @@ def test_what_cannot_come_under_the_target_is_said_to_be_over_it(stack: Stack) -
     assert (report["status"], report["tokens_after"] > 20) == ("over-limit", True)
 
 
+def test_a_list_that_is_under_its_target_comes_back_as_it_is_and_costs_nothing(stack: Stack) -> None:
+    seen = len(stack.provider.log)
+    told = stack.post(asked(target_tokens=10**8)).json()
+    assert told["messages"] == said()
+    assert (told["report"]["status"], told["report"]["summary_model"]) == ("none", None)
+    assert len(stack.provider.log) == seen
+
+
 def test_a_list_with_nothing_to_take_comes_back_byte_for_byte(stack: Stack) -> None:
     messages = b'[ {"role":"user", "content":"\\u0048i", "n":1e3} ]'
     answer = stack.post(b'{"model":"m","messages":' + messages + b"}")
