@@ -27,10 +27,9 @@ from proxy.storage.outdated import Outdated
 FLUSH_S = 1.0
 # Exchanges that may wait to be worked through; beyond it the newest are not noted.
 MAX_NOTED = 50_000
-# Exchanges that are worked through before others have their turn.
-AT_ONCE = 100
-PARTED_AT_ONCE = 1_000
-GROUPS_AT_ONCE = 25
+# Exchanges that are worked through before others have their turn, and as soon as there are so many: what a
+# busy server notes in a second would be megabytes, and memory that is used again at once is quicker.
+AT_ONCE = 64
 # Conversations of which it is remembered what the provider has read.
 MAX_STANDING = 10_000
 
@@ -42,6 +41,10 @@ class Pricing(Protocol):
 
     def of(self, model: str, origin: str) -> Price | None:
         """The price of a model at an upstream; None where it is not known, or not yet."""
+        ...
+
+    def settled(self, model: str, origin: str) -> bool:
+        """Whether `of` tells all that will be known for now."""
         ...
 
     async def ready(self, names: Iterable[tuple[str, str]]) -> None:
@@ -99,6 +102,8 @@ class Journal:
         if len(self._noted) < MAX_NOTED:
             begun = self._outdated.begun()
             self._noted.append((tenant, conversation, origin, exchange, prefixes, counted, begun))
+            if len(self._noted) == AT_ONCE:
+                asyncio.get_running_loop().call_soon(self._work_at_once)
         else:
             self.lost += 1
 
@@ -130,27 +135,39 @@ class Journal:
 
     async def _work(self) -> None:
         noted, self._noted = self._noted, []
-        if not noted:
-            return
         await self._await_prices(noted)
         self._prices.clear()
-        rest: list[Raw] = []
-        groups: Groups = {}
-        read: set[tuple[str, str | None]] = set()
-        for some in slices(noted, PARTED_AT_ONCE):
-            rest += parted(some, groups, read)
-            await asyncio.sleep(0)
-        for batch in slices(list(groups.items()), GROUPS_AT_ONCE):
-            self._tell([], [self._grouped(key, group) for key, group in batch])
-            await asyncio.sleep(0)
-        for few in slices(rest, AT_ONCE):
-            self._tell([self._entered(Noted._make(each)) for each in few], [])
+        for some in slices(noted, AT_ONCE):
+            self._through(some)
             await asyncio.sleep(0)
         for entry in self._shown:
             conversation = entry.noted.conversation
             shown = to_fields(Kept(entry.noted.exchange, entry.saving))
             self._feed.tell(EXCHANGE, {**shown, "conversation": conversation} if conversation else shown)
         self._shown.clear()
+
+    def _work_at_once(self) -> None:
+        """Work through what was noted, but for what has no price yet: that waits for the flush."""
+        noted, self._noted = self._noted, []
+        waiting = [each for each in noted if not self._is_settled(each)]
+        self._noted = waiting
+        self._through([each for each in noted if self._is_settled(each)] if waiting else noted)
+
+    def _is_settled(self, each: Raw) -> bool:
+        exchange = each[3]
+        if exchange.prompt_tokens is None or (exchange.model, each[2]) in self._prices:
+            return True
+        return self._pricing is None or self._pricing.settled(exchange.model, each[2])
+
+    def _through(self, noted: Sequence[Raw]) -> None:
+        """Have exchanges counted, put to accounts and told."""
+        groups: Groups = {}
+        with contained(_not_written):
+            rest = parted(noted, groups, set())
+            if groups:
+                self._tell([], [self._grouped(key, group) for key, group in groups.items()])
+            if rest:
+                self._tell([self._entered(Noted._make(each)) for each in rest], [])
 
     def _tell(self, entries: Sequence[Entry], alike: Sequence[Alike]) -> None:
         for listener in self.listeners:

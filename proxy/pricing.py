@@ -123,6 +123,14 @@ class Pricing:
         with self._lock:
             return self._looked_up((model, origin))
 
+    def settled(self, model: str, origin: str) -> bool:
+        """Whether `of` tells all that will be known for now; nothing is asked."""
+        if is_local(origin) or for_model(self._config, model).prices is not None:
+            return True
+        with self._lock:
+            held = self._held.get((model, origin)) or _UNKNOWN
+        return held.until > self._now()
+
     def reload(self, config: Config) -> None:
         """Take the prices of another configuration."""
         self._config = config

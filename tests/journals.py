@@ -33,6 +33,9 @@ class Priced:
     def of(self, model: str, origin: str) -> Price | None:
         return None if model == "unknown" else PRICE
 
+    def settled(self, model: str, origin: str) -> bool:
+        return True
+
     async def ready(self, names: Iterable[tuple[str, str]]) -> None:
         """It always is."""
 
