@@ -20,7 +20,7 @@ from proxy.core.exchange import Exchange
 from proxy.core.keys import conversation_key, exchanges_key, lease_key
 from proxy.core.totals import Totals
 from proxy.errors import StoreUnavailable
-from proxy.storage.records import Fields, Item, Line, Records
+from proxy.storage.records import Fields, Line, Records
 
 # Conversations that may wait to be written; beyond it the newest are not gathered.
 MAX_WAITING = 10_000
@@ -186,7 +186,8 @@ class Accounts:
         del self._waiting[key]  # whatever comes of it: counting less is better than counting twice
         totals = totals_of.together(totals_of.from_fields(held), waiting.totals)
         lines = [Line(waiting.lines_key, to_fields(kept), self._ttl_s, KEPT_LINES) for kept in waiting.lines]
-        await self._records.write([Item(key, totals_of.to_fields(totals), self._ttl_s), *lines])
+        if await self._records.keep(key, totals_of.to_fields(totals), ttl_s=self._ttl_s) and lines:
+            await self._records.write(lines)  # not beside a record that only a newer version may touch
 
     def _forget(self, prefix: str) -> None:
         for key in [key for key in self._waiting if key.startswith(prefix)]:
