@@ -275,7 +275,7 @@ async def test_a_conversation_is_forgotten_whole_and_comes_back_when_it_is_used_
     async with two_rounds() as (here, client):
         await client.post(f"{PATH}/compact")
         answer = await client.delete(PATH)
-        # two checkpoints, their archives, lists of both and of rounds; totals, exchanges, roots, events, marks
+        # two checkpoints, their archives, lists of both and of rounds; totals, exchanges, roots, events, mark
         assert (answer.status_code, answer.json()) == (200, {"deleted": 12})
         assert error_of(await client.get(PATH)) == (404, "conversation_not_found")
         await here.owners.note(TENANT, NAME)
