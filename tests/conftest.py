@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 from hypothesis import settings
 
 from proxy.adapters.memory_store import MemoryStore
@@ -150,3 +151,11 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     made = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "state.db")
     yield made
     await made.close()
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """What a command under test has said of logging holds for no other test."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)

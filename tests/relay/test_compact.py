@@ -158,7 +158,9 @@ def test_the_caller_s_key_pays_for_the_summary_and_nothing_is_kept(stack: Stack)
     calls = stack.provider.log[seen:]
     assert {dict(call.headers)["authorization"] for call in calls} == {"Bearer sk-theirs"}
     assert {call.path for call in calls} == {"/v1/chat/completions"}
-    assert stack.store.written == before
+    # But for what the summary took, which the statistics of the hour may tell by now.
+    kinds = {key.partition("}:")[2].partition(":")[0] for key in stack.store.written[len(before) :]}
+    assert kinds <= {"hours", "writers"}
 
 
 @pytest.mark.parametrize("strategy", ["anchored", "full", "iterations", "chained"])
