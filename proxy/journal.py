@@ -31,7 +31,7 @@ MAX_NOTED = 50_000
 # busy server notes in a second would be megabytes, and memory that is used again at once is quicker.
 AT_ONCE = 64
 # Conversations of which it is remembered what the provider has read.
-MAX_STANDING = 10_000
+MAX_STANDING = 1_000
 
 _log = structlog.get_logger()
 
