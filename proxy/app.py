@@ -89,13 +89,18 @@ def _watching(config: Config, parts: Parts) -> Watching:
     )
 
 
+def _access(config: Config) -> Access:
+    """Who may use what is ours."""
+    return Access(config.server.host, config.server.admin_key.get_secret_value())
+
+
 def _admin(config: Config, parts: Parts, loaded: Loaded | None, stopping: Callable[[], bool]) -> ASGIApp:
     """What answers our own paths."""
     recall = Recall(parts.records, parts.history, parts.searched)
     steering = Steering(
         parts.records, parts.owners, parts.history, parts.wishing, recall, announce=parts.announcing
     )
-    access = Access(config.server.host, config.server.admin_key.get_secret_value())
+    access = _access(config)
     settings = Settings(config)
     if loaded is not None:
         settings = Settings(config, loaded.origins, str(loaded.path or ""), loaded.warnings)
@@ -157,6 +162,7 @@ class Proxy:
         self._admission = Admission(config.server.max_in_flight)
         self._hop = token_hex(HOP_BYTES)
         self._gate = _gate(config, parts)
+        self._admitted = _access(config)
         self._dispatcher = self._built(config, loaded)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -173,6 +179,7 @@ class Proxy:
         check_instructions(config)
         self._gate = _gate(config, self._parts, self._gate)
         self._parts.pricing.reload(config)
+        self._admitted = _access(config)
         self._dispatcher = self._built(config, loaded)
 
     def reloaded(self, *, taken: bool) -> None:
@@ -181,9 +188,14 @@ class Proxy:
 
     def _built(self, config: Config, loaded: Loaded | None) -> Dispatcher:
         parts, admission = self._parts, self._admission
+        admitted = self._admitted
+
+        def ending() -> bool:  # of streams: those who were admitted may not be any more
+            return self._life.stopping() or self._admitted != admitted
+
         upstream = _upstream(config, parts, self._hop)
         return Dispatcher(
-            admin=_admin(config, parts, loaded, self._life.stopping),
+            admin=_admin(config, parts, loaded, ending),
             chat=_beginning(_chat(config, parts, upstream, self._gate, admission), parts.records),
             blind=Blind(upstream, admission),
             hop=self._hop,

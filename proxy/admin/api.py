@@ -46,7 +46,7 @@ class Api:
         watching: What may be seen.
         access: Who may use it.
         settings: What `/config` tells.
-        stopping: Whether the server was told to end, so that streams end, too.
+        stopping: Whether streams are to end: the server was told to, or others may use the API from now on.
         more: Routes of others below `/admin/v1`.
     """
 

@@ -53,7 +53,7 @@ async def stream(
     heartbeat_s: float = HEARTBEAT_S,
     notice_s: float = NOTICE_S,
 ) -> AsyncGenerator[bytes]:
-    """Items as server-sent events. Ends with them, and once the server is `stopping`."""
+    """Items as server-sent events. Ends with them, and once it is told to (`stopping`)."""
     clock = asyncio.get_running_loop().time
     told_at = clock()
     pending = asyncio.ensure_future(anext(items, None))
@@ -62,6 +62,8 @@ async def stream(
         yield BEGUN
         while not stopping():
             done, _ = await asyncio.wait({pending}, timeout=notice_s)
+            if stopping():  # what has come since is not for those who are no longer admitted
+                return
             if done:
                 item = pending.result()
                 if item is None:

@@ -9,12 +9,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 
 from proxy.adapters.memory_store import MemoryStore
 from proxy.admin.access import Access
 from proxy.admin.api import Api
 from proxy.admin.app import Readiness, create_admin
 from proxy.admin.events import BEGUN, HEARTBEAT, stream
+from proxy.app import create_app
+from proxy.config.model import Config
+from proxy.config.sources import Loaded
 from proxy.core.event import COMPACTED, Event
 from proxy.feed import Item
 from proxy.serving import served
@@ -91,6 +95,41 @@ async def test_a_stream_ends_with_its_items() -> None:
 
     came = [piece async for piece in stream(one(), bool)]
     assert came == [BEGUN, b'id: 7\nevent: exchange\ndata: {"model": "\\u2028 m"}\n\n']
+
+
+async def test_who_was_admitted_with_a_key_that_has_changed_watches_no_longer() -> None:
+    def loaded(key: str, window: int) -> Loaded:
+        sections = {"store": {"url": "memory://"}, "server": {"admin_key": key}}
+        return Loaded(Config.model_validate({**sections, "models": {"a": {"window": window}}}), {}, None, ())
+
+    first, second = "k" * 32, "n" * 32
+    app = create_app(loaded(first, 5_000).config)
+    async with (
+        served(app) as url,
+        httpx.AsyncClient(base_url=url, timeout=10, trust_env=False) as client,
+        client.stream("GET", STREAM, headers={"authorization": f"Bearer {first}"}) as answer,
+    ):
+        rest = answer.aiter_raw()
+        assert await anext(rest) == BEGUN
+        app.reload(loaded(first, 6_000))  # of no concern to whoever watches
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(ending := asyncio.ensure_future(anext(rest, None))), 0.8)
+        app.reload(loaded(second, 6_000))
+        assert await asyncio.wait_for(ending, 5) is None
+        again = await client.get(STREAM, headers={"authorization": f"Bearer {first}"})
+    assert again.status_code == 401
+
+
+async def test_what_comes_once_a_stream_is_to_end_is_not_told() -> None:
+    ended = False
+
+    async def one() -> AsyncGenerator[Item]:
+        nonlocal ended
+        await asyncio.sleep(0.01)
+        ended = True
+        yield Item("7", "exchange", {})
+
+    assert [piece async for piece in stream(one(), lambda: ended)] == [BEGUN]
 
 
 async def test_who_watches_does_not_hold_the_end_up(tmp_path: Path) -> None:
