@@ -26,6 +26,7 @@ def reread(read: Reread, running: Loaded) -> Loaded | None:
     try:
         _refuse_pipe(running.path)
         found = read()
+        _refuse_empty(found, running)
     except ConfigError as error:
         refused(error)
         return None
@@ -44,6 +45,22 @@ def _refuse_pipe(path: Path | None) -> None:
     """
     if path is not None and path.is_fifo():
         raise ConfigError(f"{path}: a pipe cannot be read again; use a file")
+
+
+def _refuse_empty(found: Loaded, running: Loaded) -> None:
+    """A file that is cut off or gone says nothing, which would take keys, limits and the upstream away.
+
+    At a start it may: many configure by the environment alone. And so it may here, if it said nothing before.
+
+    Raises:
+        ConfigError: What runs was read from a file that said something.
+    """
+    if running.path is None or running.empty:
+        return
+    if found.path is None:
+        raise ConfigError(f"{running.path}: is gone; `{{}}` in it takes everything back to the defaults")
+    if found.empty:
+        raise ConfigError(f"{found.path}: is empty; `{{}}` in it takes everything back to the defaults")
 
 
 def refused(error: ConfigError) -> None:

@@ -28,11 +28,13 @@ class Document:
         values: Its content, as mappings, lists and scalars; `${VAR}` expanded.
         marks: Line and column, counted from 1, of each key and list item.
         problems: What is wrong with single values: line, column and what.
+        empty: Whether it holds no mapping at all, not even `{}`: nothing, or comments only.
     """
 
     values: dict[str, object]
     marks: Mapping[Place, tuple[int, int]]
     problems: tuple[tuple[int, int, str], ...]
+    empty: bool = False
 
 
 class _UnsetError(ValueError):
@@ -150,7 +152,7 @@ def read(path: Path, environ: Mapping[str, str]) -> Document:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None:
-            return Document({}, {}, ())
+            return Document({}, {}, (), empty=True)
         walk = _Walk(loader, environ)
         values = walk.value(node, ())
     except yaml.YAMLError as error:
@@ -159,6 +161,6 @@ def read(path: Path, environ: Mapping[str, str]) -> Document:
         raise ConfigError(f"{path}: nested too deeply") from None
     if not isinstance(values, dict):
         if values is None and not walk.problems:
-            return Document({}, {}, ())
+            return Document({}, {}, (), empty=True)
         raise ConfigError(f"{path}:1:1: the file holds a mapping of sections, such as `server:`")
     return Document(values, walk.marks, tuple(walk.problems))

@@ -36,12 +36,14 @@ class Loaded:
         origins: For each key, dotted: `default`, `FILE:LINE`, `environment NAME`, or an option's name.
         path: The file that was read, if any.
         warnings: What works but is probably not meant, one line each.
+        empty: Whether that file says nothing at all: it is empty, or holds comments only.
     """
 
     config: Config
     origins: Mapping[str, str]
     path: Path | None
     warnings: tuple[str, ...]
+    empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +183,10 @@ def load(path: Path | None, environ: Mapping[str, str], options: Iterable[Settin
     values: dict[str, Any] = {}
     sources: dict[Place, _Source] = {}
     problems: list[str] = []
+    empty = False
     if file is not None:
         read = document.read(file, environ)
-        values = read.values
+        values, empty = read.values, read.empty
         for place, (line, column) in read.marks.items():
             sources[place] = _Source(f"{file}:{line}:{column}", f"{file}:{line}")
         problems += [f"{file}:{line}:{column}: {what}" for line, column, what in read.problems]
@@ -193,4 +196,4 @@ def load(path: Path | None, environ: Mapping[str, str], options: Iterable[Settin
         _apply(setting, values, sources)
     config = _validated(values, sources, environ, problems)
     origins = {dotted(key.place): _origin(key.place, values, sources) for key in keys()}
-    return Loaded(config, origins, file, tuple(checks.warnings(config)))
+    return Loaded(config, origins, file, tuple(checks.warnings(config)), empty)

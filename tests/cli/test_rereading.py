@@ -7,14 +7,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from proxy.cli.reloading import Reloading, reread
 from proxy.config.model import Config
-from proxy.config.sources import Loaded
+from proxy.config.sections import ServerSection
+from proxy.config.sources import Loaded, load
 
 if TYPE_CHECKING:
     from proxy.app import Proxy
@@ -72,3 +75,33 @@ async def test_a_signal_during_a_reading_has_it_read_once_more() -> None:
 def test_a_pipe_is_not_read_again_because_it_would_be_empty(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert reread(lambda: FIRST, replace(FIRST, path=tmp_path / "pipe")) is None
+
+
+@pytest.mark.parametrize("left", ["", "\n", "# server: {admin_key: …}\n", "---\n", None])
+def test_a_file_that_says_nothing_any_more_takes_nothing_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = Path("config.yaml")
+    file.write_text("server: {admin_key: 0123456789abcdef0123456789abcdef}\n", encoding="utf-8")
+    running = load(None, {})
+    if left is None:
+        file.unlink()
+    else:
+        file.write_text(left, encoding="utf-8")
+    with capture_logs() as logged:
+        assert reread(partial(load, None, {}), running) is None
+    what = "gone" if left is None else "empty"
+    line = f"config.yaml: is {what}; `{{}}` in it takes everything back to the defaults"
+    assert [(each["event"], each["problems"]) for each in logged] == [("config.not_reloaded", [line])]
+
+
+@pytest.mark.parametrize("begun", ["", "server: {workers: 1}\n"])
+def test_a_file_that_said_nothing_before_or_says_so_on_purpose_is_taken(tmp_path: Path, begun: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(begun, encoding="utf-8")
+    running = load(file, {})
+    file.write_text("{}" if begun else "# nothing yet", encoding="utf-8")
+    found = reread(partial(load, file, {}), running)
+    assert found is not None
+    assert found.config.server == ServerSection()
