@@ -1,0 +1,29 @@
+"""What the use cases ask of the outside world.
+
+Adapters implement these; one contract suite runs on every adapter of a port.
+"""
+
+from proxy.ports.full_text import Found, FullText, Passage, TextIndex
+from proxy.ports.http import HttpEngine, HttpRequest, HttpResponse
+from proxy.ports.models import Conversation, Discovery, SummaryAnswer, SummaryCall, SummaryModel, TokenCounter
+from proxy.ports.store import Entry, Lease, Record, Store
+
+__all__ = [
+    "Conversation",
+    "Discovery",
+    "Entry",
+    "Found",
+    "FullText",
+    "HttpEngine",
+    "HttpRequest",
+    "HttpResponse",
+    "Lease",
+    "Passage",
+    "Record",
+    "Store",
+    "SummaryAnswer",
+    "SummaryCall",
+    "SummaryModel",
+    "TextIndex",
+    "TokenCounter",
+]
