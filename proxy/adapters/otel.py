@@ -1,8 +1,10 @@
 """Traces by OpenTelemetry: spans of requests, of each time that the upstream is asked, and of rounds."""
 
 import asyncio
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
@@ -21,7 +23,7 @@ from proxy.core.exchange import Exchange
 SERVICE = "compaction-proxy"
 TRACES_PATH = "/v1/traces"
 # How long the end of the process waits for spans to be sent, in seconds.
-CLOSE_S = 5.0
+CLOSE_S = 1.5
 # Requests whose spans the rounds that are made in them, or for them later, may be linked to.
 MAX_REQUESTS = 10_000
 _FIELDS = (b"traceparent", b"tracestate")
@@ -94,9 +96,21 @@ class OtelTracer:
         span.end(int(event.at * _NS))
 
     async def close(self) -> None:
-        """Send what waits; a collector that does not answer holds nobody up."""
-        ending = asyncio.to_thread(self._provider.shutdown)
-        await asyncio.wait((asyncio.ensure_future(ending),), timeout=CLOSE_S)
+        """Send what waits, for `CLOSE_S` at most: a collector that does not answer loses it.
+
+        The exporter tries for 10 s and cannot be told to give up. So the thread is one that the end of the
+        process does not wait for, as it does for those of the event loop.
+        """
+        loop, sent = asyncio.get_running_loop(), asyncio.Event()
+
+        def send() -> None:
+            self._provider.shutdown()
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+                loop.call_soon_threadsafe(sent.set)
+
+        threading.Thread(target=send, name="last-spans", daemon=True).start()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(sent.wait(), CLOSE_S)
 
 
 class OtelTrace:
