@@ -1,4 +1,5 @@
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -54,6 +55,11 @@ def test_the_service_can_do_little_else_than_serve(analyze: str, unit: Path) -> 
 def test_running_answers_may_end_before_the_service_is_killed() -> None:
     (stop,) = values("TimeoutStopSec")
     assert int(stop) > TO_END_S
+
+
+def test_a_reload_is_the_signal_on_which_the_configuration_is_read_again() -> None:
+    (reload,) = values("ExecReload")
+    assert shlex.split(reload)[1:] == ["-HUP", "$MAINPID"]
 
 
 def test_its_settings_are_ones_that_the_proxy_knows(configured: Any) -> None:
