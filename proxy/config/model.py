@@ -2,18 +2,18 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
+from proxy.config.recall import RecallSection
 from proxy.config.sections import (
     CompactionSection,
     ModelSection,
     ObservabilitySection,
-    RecallSection,
     ServerSection,
     SessionSection,
     StoreSection,
@@ -37,6 +37,8 @@ class ModelSettings:
         compaction: When and how to compact.
         summary: Who writes summaries.
         prices: What it costs; None: as the table of prices knows it.
+        recall: How it gets at what was removed.
+        tools: Whether it takes tools; None: as its name says (`core.recall_offer.takes_tools`).
     """
 
     window: int | None
@@ -45,6 +47,8 @@ class ModelSettings:
     compaction: CompactionSection
     summary: SummarySection
     prices: Price | None = None
+    recall: RecallSection = field(default_factory=RecallSection)
+    tools: bool | None = None
 
 
 class GlobSettings(NamedTuple):
@@ -113,6 +117,8 @@ def _settings(config: Config, section: ModelSection) -> ModelSettings:
         compaction=_laid(config.compaction, section.compaction),
         summary=_laid(config.summary, section.summary),
         prices=section.prices.price() if section.prices else None,
+        recall=_laid(config.recall, section.recall),
+        tools=section.tools,
     )
 
 

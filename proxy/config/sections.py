@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, SecretStr, field_validator
 
 from proxy.config.prices import PricesSection
+from proxy.config.recall import RecallSection
 from proxy.config.strategies import StrategiesSection
 from proxy.config.values import (
     STRICT,
@@ -257,16 +258,6 @@ class SummarySection(BaseModel):
     """Summary calls of a tenant an hour and process; one of over 100,000 tokens is several. 0: no bound."""
 
 
-class RecallSection(BaseModel):
-    """How the model gets at what was removed."""
-
-    model_config = STRICT
-    tool: Annotated[str, Only("none")] = "none"
-    """Whether a search tool is offered."""
-    auto: Annotated[str, Only("none")] = "none"
-    """Whether matching passages are added by themselves."""
-
-
 class ModelSection(BaseModel):
     """What differs for the models whose name matches; sections replace only the keys they name."""
 
@@ -277,6 +268,8 @@ class ModelSection(BaseModel):
     """Tokens set aside for the answer; null: the strategy's own."""
     alternation: Literal["none", "strict"] = "none"
     """`strict` where user and assistant messages must alternate."""
+    tools: bool | None = None
+    """Whether it takes tools; null: known by its name, or the request brings some."""
     prices: PricesSection | None = None
     """What its tokens cost (keys below); null: as the table of prices knows them."""
     compaction: CompactionSection | None = None

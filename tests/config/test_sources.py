@@ -262,9 +262,6 @@ def test_variables_expand_in_strings(tmp_path: Path) -> None:
     [
         ("upstream: {stream_usage: inject}", "upstream.stream_usage", '"observe"'),
         ("store: {keep_requests: none}", "store.keep_requests", '"auto"'),
-        ("recall: {tool: inject}", "recall.tool", '"none"'),
-        ("recall: {auto: always}", "recall.auto", '"none"'),
-        ("models: {a: {recall: {tool: inject}}}", "models.a.recall.tool", '"none"'),
     ],
 )
 def test_a_key_of_a_later_version_takes_its_neutral_value_only(

@@ -1,0 +1,75 @@
+"""When the search tool is offered, and which models take tools by their names."""
+
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.recall_offer import Tool, offered, takes_tools
+
+TOOLS: tuple[Tool, ...] = ("none", "inject", "always")
+
+
+class Recalling(NamedTuple):
+    tool: Tool
+
+
+class Settings(NamedTuple):
+    recall: Recalling
+    tools: bool | None = None
+
+
+def settings(tool: Tool, *, tools: bool | None = None) -> Settings:
+    return Settings(Recalling(tool), tools)
+
+
+@pytest.mark.parametrize(("tool", "before", "after"), [
+    ("none", False, False), ("inject", False, True), ("always", True, True),
+])  # fmt: skip
+def test_the_tool_is_offered_once_something_was_removed_or_always_as_configured(
+    tool: Tool, *, before: bool, after: bool
+) -> None:
+    found = [
+        offered(settings(tool), compacted=compacted, has_tools=True, model="any", n=1)
+        for compacted in (False, True)
+    ]
+    assert found == [before, after]
+
+
+@pytest.mark.parametrize(
+    ("tools", "has_tools", "model", "expected"),
+    [
+        (None, False, "gpt-5.4-mini", True),
+        (None, False, "my-local-model", False),
+        (None, True, "my-local-model", True),
+        (True, False, "my-local-model", True),
+        (False, True, "gpt-5.4-mini", False),
+    ],
+)
+def test_a_model_takes_tools_as_configured_else_where_the_request_has_some_else_by_its_name(
+    *, tools: bool | None, has_tools: bool, model: str, expected: bool
+) -> None:
+    asked = settings("inject", tools=tools)
+    assert offered(asked, compacted=True, has_tools=has_tools, model=model, n=1) is expected
+
+
+@given(tool=st.sampled_from(TOOLS), has_tools=st.booleans(), n=st.integers().filter(lambda n: n != 1))
+def test_one_of_several_answers_is_never_offered_it(tool: Tool, *, has_tools: bool, n: int) -> None:
+    assert not offered(settings(tool, tools=True), compacted=True, has_tools=has_tools, model="gpt-5", n=n)
+
+
+@pytest.mark.parametrize("model", [
+    "gpt-4o", "openai/gpt-5.4", "ft:gpt-4o-mini:acme::1", "us.anthropic.claude-opus-4-5-v1:0", "o3-mini",
+    "models/gemini-3.1-pro-preview", "x-ai/grok-4", "mistral-large-latest", "deepseek-chat", "qwen-plus",
+])  # fmt: skip
+def test_models_that_take_tools_are_known_by_their_names(model: str) -> None:
+    assert takes_tools(model)
+
+
+@pytest.mark.parametrize("model", [
+    "", "gpt-5-chat-latest", "gpt-3.5-turbo-instruct", "o1-mini-2024-09-12", "gpt-4-vision-preview",
+    "meta-llama/Llama-3.1-8B-Instruct", "qwen2.5:7b", "mistral-7b-instruct", "gpt-oss-120b", "nobody-knows",
+])  # fmt: skip
+def test_open_weights_unknown_names_and_models_without_tools_are_not_taken_for_such(model: str) -> None:
+    assert not takes_tools(model)
