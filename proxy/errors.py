@@ -6,6 +6,7 @@ ProxyError
 ├── Overloaded                too many requests are under way; answered with 503
 ├── UpstreamError             the relayed call failed; answered with 502 or 504
 ├── Crashed                   a fault of ours that nothing contained; answered with 500
+├── RehearsalFailed           the process that plays strategies has failed; answered with 500
 └── CompactionError           our own trouble: never reaches a client, the request goes on (fail-open)
     ├── Unreadable            the body is nothing we can rewrite
     ├── SummaryFailed         the summary model gave nothing usable
@@ -62,6 +63,13 @@ class Crashed(ProxyError):  # noqa: N818 - it names what happened
         super().__init__("The proxy failed at this request.")
 
 
+class RehearsalFailed(ProxyError):  # noqa: N818 - it names what happened
+    """The process that plays strategies has ended without an answer; the message says what it said last."""
+
+    status = 500
+    code = "rehearsal_failed"
+
+
 class CompactionError(ProxyError):
     """Compaction did not work out; `reason` is a short kebab-case word for headers, events and metrics."""
 
@@ -93,12 +101,13 @@ class StoreUnavailable(CompactionError):  # noqa: N818
     """The store cannot be used right now."""
 
 
-def openai_error(error: RequestRefused | Overloaded | UpstreamError | Crashed) -> bytes:
+def openai_error(error: RequestRefused | Overloaded | UpstreamError | Crashed | RehearsalFailed) -> bytes:
     """The error as a body in OpenAI's shape."""
     kinds = {
         RequestRefused: "invalid_request_error",
         Overloaded: "overloaded_error",
         Crashed: "server_error",
+        RehearsalFailed: "server_error",
     }
     kind = kinds.get(type(error), "upstream_error")
     return json.dumps(

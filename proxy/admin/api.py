@@ -13,7 +13,7 @@ from fastapi.security import HTTPBearer
 from proxy.admin.access import Access, Guard
 from proxy.admin.bodies import Bounded
 from proxy.config.model import Config
-from proxy.errors import RequestRefused, StoreUnavailable, openai_error
+from proxy.errors import Crashed, RehearsalFailed, RequestRefused, StoreUnavailable, openai_error
 from proxy.steering import Steering
 from proxy.watching import Watching
 
@@ -98,8 +98,8 @@ async def _described(request: Request) -> Response:
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    refused = error if isinstance(error, RequestRefused) else RequestRefused(500, "", "internal")
-    return Response(openai_error(refused), refused.status, media_type="application/json")
+    told = error if isinstance(error, RequestRefused | RehearsalFailed) else Crashed()
+    return Response(openai_error(told), told.status, media_type="application/json")
 
 
 async def _invalid(_: Request, error: Exception) -> Response:
@@ -124,6 +124,7 @@ def install(app: FastAPI, given: Api, base_path: str, routers: Iterable[APIRoute
     for router in (*routers, *given.more, described):
         app.include_router(router, prefix=base_path)
     app.add_exception_handler(RequestRefused, _refused)
+    app.add_exception_handler(RehearsalFailed, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(StoreUnavailable, _away)
     app.add_middleware(Bounded)

@@ -5,13 +5,13 @@ import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from subprocess import DEVNULL, PIPE
+from subprocess import PIPE
 from typing import Any
 
 from proxy.config.model import Config
 from proxy.core.policy import STRATEGIES
 from proxy.dialects.json_slices import members
-from proxy.errors import RequestRefused, Unreadable
+from proxy.errors import RehearsalFailed, RequestRefused, Unreadable
 from proxy.rehearsal.playing import Wanted
 from proxy.rehearsal.prompt import JsonObject
 from proxy.rehearsal.recordings import SHAPING, dumps
@@ -21,6 +21,8 @@ AT_ONCE = 2
 UNNEEDED = {"server", "store", "observability"}
 LIMIT_S = 30.0
 MAX_TOKENS = 1_000_000_000
+# Of a failure so much is told.
+MAX_LINE_CHARACTERS = 300
 # What is imported there comes from where this process has it, not from the folder that it was started in.
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from proxy.cli.rehearse import main; main()"
 COMMAND = (sys.executable, "-I", "-c", _PROGRAM, *sys.path)
@@ -122,6 +124,7 @@ class Rehearsing:
         Raises:
             RequestRefused: It is no conversation (400) or not known (404), too little of it is kept (409),
                 it took too long (413), or others are under way (429).
+            RehearsalFailed: The process that plays has ended without an answer.
         """
         if self._turns.locked():
             raise RequestRefused(429, BUSY, "busy")
@@ -152,12 +155,10 @@ class Rehearsing:
         return b"%b\n{%b}" % (dumps(about), body)
 
     async def _answer(self, told: bytes) -> Mapping[str, Any]:
-        process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL
-        )
+        process = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE)
         try:
             async with asyncio.timeout(self._limit_s):
-                said, _ = await process.communicate(told)
+                said, complained = await process.communicate(told)
         except TimeoutError:
             raise RequestRefused(413, SLOW, "too_large") from None
         finally:
@@ -165,9 +166,31 @@ class Rehearsing:
                 process.kill()
                 await process.wait()
         if process.returncode:
-            raise RequestRefused(500, "The rehearsal failed.", "rehearsal_failed")
-        answer: Mapping[str, Any] = json.loads(said)
-        return answer
+            raise RehearsalFailed(f"The rehearsal failed: {_last_line(complained, process.returncode)}")
+        return _read(said, complained)
+
+
+def _read(said: bytes, complained: bytes) -> Mapping[str, Any]:
+    """The answer of a process that has ended well.
+
+    Raises:
+        RehearsalFailed: It is none.
+    """
+    try:
+        told = json.loads(said)
+    except ValueError:
+        told = None
+    if not isinstance(told, dict) or told.keys().isdisjoint({"results", "error"}):
+        raise RehearsalFailed(f"The rehearsal gave no answer: {_last_line(complained)}")
+    return told
+
+
+def _last_line(complained: bytes, code: int = 0) -> str:
+    """What a process said last on stderr, such as the error that ended it; else how it ended."""
+    lines = complained.decode("utf-8", "replace").split("\n")
+    plain = ("".join(filter(str.isprintable, line)).strip() for line in reversed(lines))
+    otherwise = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return next(filter(None, plain), otherwise)[:MAX_LINE_CHARACTERS]
 
 
 def _encoded(body: JsonObject) -> dict[str, bytes]:

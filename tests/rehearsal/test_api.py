@@ -1,17 +1,25 @@
 """`POST /admin/v1/replay` over real sockets."""
 
 import json
+import sys
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
+from proxy.adapters.memory_store import MemoryStore
 from proxy.adapters.tiktoken_counter import TiktokenCounter
-from proxy.admin.replay import MAX_BYTES
+from proxy.admin.access import Access
+from proxy.admin.api import Api
+from proxy.admin.app import Readiness, create_admin
+from proxy.admin.replay import MAX_BYTES, replay_routes
 from proxy.app import create_app
 from proxy.config.model import Config
 from proxy.demo.provider import Settings, create_provider
+from proxy.rehearsal.rebuilding import stored
+from proxy.rehearsal.rehearsing import Rehearsing
 from proxy.serving import served
+from tests.watched import Watched
 
 TALK = [
     {"role": role, "content": f"{role} {number}: " + "some words " * 120}
@@ -60,3 +68,19 @@ async def test_what_cannot_be_played_is_refused(client: httpx.AsyncClient) -> No
     ]
     assert [each.status_code for each in answers] == [400, 404, 413, 400]
     assert {tuple(json.loads(each.content)) for each in answers} == {("error",)}
+
+
+async def test_a_rehearsal_that_crashes_is_an_error_in_openai_s_shape() -> None:
+    command = (sys.executable, "-c", "raise MemoryError('all of it')")
+    here = Watched(MemoryStore(), 60.0)
+    playing = Rehearsing(Config(), stored(here.steering, here.watching), command)
+    ready = Readiness(ready=True, store="ok", version="1")
+    api = Api(here.steering, here.watching, Access("127.0.0.1", ""), more=(replay_routes(playing),))
+    async with (
+        served(create_admin(lambda: ready, "", api)) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client,
+    ):
+        answer = await client.post("/admin/v1/replay", json={"messages": TALK})
+    said = "The rehearsal failed: MemoryError: all of it"
+    told = {"message": said, "type": "server_error", "param": None, "code": "rehearsal_failed"}
+    assert (answer.status_code, answer.json()) == (500, {"error": told})

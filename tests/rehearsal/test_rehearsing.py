@@ -12,7 +12,7 @@ import pytest
 from proxy.archive import Archived
 from proxy.config.model import Config
 from proxy.detail import KEPT, STAND_IN, Shown
-from proxy.errors import RequestRefused
+from proxy.errors import RehearsalFailed, RequestRefused
 from proxy.rehearsal.playing import Wanted
 from proxy.rehearsal.rebuilding import rebuilt
 from proxy.rehearsal.rehearsing import COMMAND, Asked, Rehearsing, asked
@@ -80,17 +80,28 @@ async def test_no_more_than_two_are_under_way() -> None:
     assert [type(each) for each in ended] == [asyncio.CancelledError] * 2
 
 
-@pytest.mark.parametrize(
-    ("command", "status"),
-    [(ASLEEP, 413), ((sys.executable, "-c", "raise SystemExit(3)"), 500)],
-)
-async def test_a_process_that_takes_too_long_or_fails_is_said_to(
-    command: tuple[str, ...], status: int
-) -> None:
+async def test_a_process_that_takes_too_long_is_ended() -> None:
     begun = time.monotonic()
     with pytest.raises(RequestRefused) as refused:
-        await rehearsing(command, limit_s=0.5).play(wish(messages=TALK))
-    assert (refused.value.status, time.monotonic() - begun < 30) == (status, True)
+        await rehearsing(ASLEEP, limit_s=0.5).play(wish(messages=TALK))
+    assert (refused.value.status, time.monotonic() - begun < 30) == (413, True)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("raise SystemExit(3)", "The rehearsal failed: ended with exit code 3"),
+        ("import os; os.kill(os.getpid(), 9)", "The rehearsal failed: ended by signal 9"),
+        ("raise ValueError('no\\x1b[1m good')", "The rehearsal failed: ValueError: no[1m good"),
+        ("raise ValueError('x' * 999)", "The rehearsal failed: ValueError: " + "x" * 288),
+        ("pass", "The rehearsal gave no answer: ended with exit code 0"),
+        ("import sys; print('[]'); sys.stderr.write('why')", "The rehearsal gave no answer: why"),
+    ],
+)
+async def test_a_process_that_fails_is_quoted(program: str, said: str) -> None:
+    with pytest.raises(RehearsalFailed) as failed:
+        await rehearsing((sys.executable, "-c", program)).play(wish(messages=TALK))
+    assert str(failed.value) == said
 
 
 async def test_an_unknown_conversation_and_no_conversation_are_refused() -> None:
