@@ -10,8 +10,9 @@ and the next probe finds it done.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from typing import TypeVar
 
 from proxy.core import envelope
 from proxy.core.keys import hash_tag
@@ -30,6 +31,8 @@ FORGET_LIMIT_S = 60.0
 CACHE_BYTES = 16 * 1024 * 1024
 KNOWN_FOR_S = 3600.0
 """How long a record that stands in the store is used without asking again; others may have changed it."""
+
+Answer = TypeVar("Answer")
 
 _UNREADABLE = "store-unreadable"
 
@@ -91,17 +94,20 @@ class Records:
             return False
         return True
 
-    async def find(self, keys: Sequence[str], *, fresh: bool = False) -> list[Fields | None]:
+    async def find(
+        self, keys: Sequence[str], *, fresh: bool = False, hold: bool = True
+    ) -> list[Fields | None]:
         """The records under `keys`, in their order; None for what is absent, expired or not ours to read.
 
         What the process holds is taken first, and one read of the store brings the rest. With `fresh` the
         store is asked for all of them, for records that other replicas overwrite; what the process holds
-        then stands in for what the store does not give.
+        then stands in for what the store does not give. Without `hold` nothing more is held afterwards, and
+        what comes is unpacked beside the loop: for much that is read seldom.
         """
         held = {key: fields for key in keys if (fields := self._cache.get(key)) is not None}
         missing = list(dict.fromkeys(keys)) if fresh else [key for key in keys if key not in held]
         if missing:
-            held.update(await self._fetched(missing))
+            held.update(await self._fetched(missing, hold=hold))
         return [held.get(key) for key in keys]
 
     async def save(
@@ -173,9 +179,8 @@ class Records:
     async def tail(self, key: str, limit: int) -> list[Fields]:
         """The newest `limit` lines of a list, oldest first, without those that are not ours to read."""
         try:
-            lines = await self._reach.ask(lambda: self._store.tail(key, limit))
-        except StoreUnavailable as error:
-            self._note(error)
+            lines = await self._asked(lambda: self._store.tail(key, limit))
+        except StoreUnavailable:
             return []
         return [fields for line in lines if (fields := envelope.unpack(line)) is not None]
 
@@ -185,11 +190,7 @@ class Records:
         Raises:
             StoreUnavailable: There is nobody to ask.
         """
-        try:
-            return await self._reach.ask(lambda: self._store.acquire(key, ttl_s))
-        except StoreUnavailable as error:
-            self._note(error)
-            raise
+        return await self._asked(lambda: self._store.acquire(key, ttl_s))
 
     async def renew(self, lease: Lease, ttl_s: float) -> bool:
         """Prolong a lease. False if it is another's.
@@ -197,18 +198,12 @@ class Records:
         Raises:
             StoreUnavailable: There is nobody to ask.
         """
-        try:
-            return await self._reach.ask(lambda: self._store.renew(lease, ttl_s))
-        except StoreUnavailable as error:
-            self._note(error)
-            raise
+        return await self._asked(lambda: self._store.renew(lease, ttl_s))
 
     async def release(self, lease: Lease) -> None:
         """Give a lease back."""
-        try:
-            await self._reach.ask(lambda: self._store.release(lease))
-        except StoreUnavailable as error:
-            self._note(error)
+        with suppress(StoreUnavailable):
+            await self._asked(lambda: self._store.release(lease))
 
     async def forget(self, prefix: str) -> int | None:
         """Forget everything whose key begins with `prefix`; how many, or None if the store failed.
@@ -245,17 +240,26 @@ class Records:
         await self._store.write([record])
         return True
 
-    async def _fetched(self, keys: list[str]) -> dict[str, Fields]:
+    async def _asked(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
         try:
-            values = await self._reach.ask(lambda: self._store.read(keys))
+            return await self._reach.ask(call)
         except StoreUnavailable as error:
             self._note(error)
+            raise
+
+    async def _fetched(self, keys: list[str], *, hold: bool) -> dict[str, Fields]:
+        try:
+            values = await self._asked(lambda: self._store.read(keys))
+        except StoreUnavailable:
             return {}
-        found = {
-            key: self._remember(key, value, KNOWN_FOR_S)
-            for key, value in zip(keys, values, strict=True)
-            if value is not None
-        }
+        there = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
+        found: dict[str, Fields | None]
+        if hold:
+            found = {key: self._remember(key, value, KNOWN_FOR_S) for key, value in there.items()}
+        else:
+            found = await asyncio.to_thread(
+                lambda: {key: envelope.unpack(value) for key, value in there.items()}
+            )
         if None in found.values():
             self._report(StoreUnavailable(_UNREADABLE))
         return {key: fields for key, fields in found.items() if fields is not None}
