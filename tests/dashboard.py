@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.admin.access import Access
 from proxy.admin.ui.site import with_pages
+from proxy.errors import RequestRefused, openai_error
 from proxy.serving import served
 
 PLACE = "ab" * 64
@@ -22,7 +23,10 @@ AT = 1_795_000_000.0
 
 
 class FakeApi:
-    """Answers as `answers` says, by path below `/admin/v1`; remembers what it was asked."""
+    """Answers as `answers` says, by path below `/admin/v1`; remembers what it was asked.
+
+    An answer may be an exception of ours, which the API answers with its status in OpenAI's shape.
+    """
 
     def __init__(self, answers: dict[str, Any], base_path: str = "") -> None:
         self.answers = answers
@@ -45,6 +49,8 @@ class FakeApi:
         if found is None:
             error = {"error": {"message": "There is no such conversation.", "code": "conversation_not_found"}}
             await JSONResponse(error, 404)(scope, receive, send)
+        elif isinstance(found, RequestRefused):
+            await Response(openai_error(found), found.status)(scope, receive, send)
         else:
             await Response(json.dumps(found), media_type="application/json")(scope, receive, send)
 

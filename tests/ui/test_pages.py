@@ -7,8 +7,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from proxy.admin.ui.playground import MAX_PASTED_BYTES
 from proxy.admin.ui.rendering import STATIC
 from proxy.admin.ui.words import MINUS
+from proxy.errors import RequestRefused
 from tests.dashboard import NAME, PLACE, FakeApi, Read, pages, sample
 
 ONE = f"/ui/conversations/{NAME}"
@@ -236,3 +238,36 @@ async def test_the_playground_hands_on_what_was_pasted_and_shows_what_came_of_it
         "prune 1 120k of 300k 101,000 80 % 90 % without 0 1 without n/a n/a without n/a n/a 1 tokens after 2"
         in text
     )
+
+
+async def test_a_transcript_that_is_too_large_is_refused_and_does_not_come_back() -> None:
+    api = FakeApi(sample())
+    async with pages(api, timeout=30) as client:
+        answers = [
+            await client.post("/ui/playground", data={"transcript": letter * size})
+            for letter, size in (("x", 24_000_000), ("[", MAX_PASTED_BYTES + 1))
+        ]
+    assert [(each.status_code, len(each.text) < 10_000) for each in answers] == [(413, True)] * 2
+    assert "The transcript is larger than 8,388,608 bytes" in Read(answers[0].text).text
+    assert "replay" not in [path for _, path, _, _ in api.asked]
+
+
+async def test_what_the_api_finds_too_large_does_not_come_back_either() -> None:
+    refused = RequestRefused(413, "The rehearsal took more than 30 s", "too_large")
+    async with pages(FakeApi({**sample(), "replay": refused})) as client:
+        answer = await client.post("/ui/playground", data={"transcript": '["known text"]'})
+    assert (answer.status_code, "known text" in answer.text) == (413, False)
+    assert "The rehearsal took more than 30 s" in Read(answer.text).text
+
+
+async def test_what_needs_no_store_is_shown_without_one() -> None:
+    away = RequestRefused(503, "The store cannot be used right now.", "store_unavailable")
+    async with pages(FakeApi({**sample(), "models": away, "conversations": away})) as client:
+        settings = await client.get("/ui/settings")
+        played = await client.post("/ui/playground", data={"transcript": "[5]"})
+        listed = await client.get("/ui/conversations")
+    assert [each.status_code for each in (settings, played, listed)] == [200, 200, 503]
+    text = Read(settings.text).text
+    assert "The store cannot be reached: which models were asked is not known." in text
+    assert "upstream.base_url https://api.openai.com/v1" in text
+    assert "prune" in Read(played.text).text

@@ -15,6 +15,8 @@ from starlette.types import ASGIApp, Message, Scope
 
 PATH = "/admin/v1"
 _PASSED_ON = frozenset({b"host", b"origin", b"x-forwarded-for", b"forwarded", b"x-real-ip", b"via"})
+# What is answered where the store cannot be reached.
+_AWAY = 503
 
 
 class Refused(Exception):  # noqa: N818 - it names what happened
@@ -58,6 +60,15 @@ class Api:
         """
         asked = urlencode({name: value for name, value in query.items() if value not in (None, "")})
         return await asyncio.to_thread(_read, await self._asked(page, "GET", path, asked, b""))
+
+    async def stored(self, page: Request, *path: str, **query: str | int | None) -> Mapping[str, Any] | None:
+        """What a GET answers, likewise; None where the store cannot be reached."""
+        try:
+            return await self.get(page, *path, **query)
+        except Refused as error:
+            if error.status != _AWAY:
+                raise
+            return None
 
     async def post(self, page: Request, *path: str, body: bytes = b"") -> Mapping[str, Any]:
         """What a POST of JSON answers, likewise."""

@@ -172,9 +172,9 @@ class Looking:
         )
 
     async def settings(self, request: Request) -> Response:
-        """The configuration in force, and what is known of models."""
+        """The configuration in force, and what is known of models; of these nothing without the store."""
         config, models = await asyncio.gather(
-            self.api.get(request, "config"), self.api.get(request, "models")
+            self.api.get(request, "config"), self.api.stored(request, "models")
         )
         warnings = config.get("warnings")
         return await self.pages.page(
@@ -183,12 +183,12 @@ class Looking:
             path=str(config.get("path") or ""),
             values=readings.settings(config.get("values")),
             warnings=[str(each) for each in warnings] if isinstance(warnings, list) else [],
-            models=readings.rows(Model, models.get("models")),
+            models=None if models is None else readings.rows(Model, models.get("models")),
         )
 
     async def trouble(self, status: int, message: str) -> Response:
         """A page that says why there is none."""
-        titles = {404: "Not found", 409: "Not possible now", 503: "The store is away"}
+        titles = {404: "Not found", 409: "Not possible now", 413: "Too large", 503: "The store is away"}
         title = titles.get(status, "This did not work")
         return await self.pages.page("trouble.html", status, at="", title=title, message=message)
 

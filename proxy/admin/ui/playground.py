@@ -20,6 +20,10 @@ from proxy.errors import Unreadable
 # What is pasted arrives with each sign of JSON as three bytes.
 MAX_PASTED_BYTES = 8 * 1024 * 1024
 _MAX_FORM_BYTES = 3 * MAX_PASTED_BYTES
+TOO_LARGE = (
+    f"The transcript is larger than {MAX_PASTED_BYTES:,} bytes; the command `replay` takes longer ones."
+)
+_TOO_LARGE = 413
 _OFFERED_CONVERSATIONS = 50
 _TAKEN = ("messages", "tools", "model")
 
@@ -81,6 +85,8 @@ class Playground:
         try:
             told = await self.api.post(request, "replay", body=await asyncio.to_thread(_question, wanted))
         except Refused as error:
+            if error.status == _TOO_LARGE:  # nobody wants the megabytes back
+                raise
             return await self._page(request, wanted, Tried(), error)
         outcomes = readings.outcomes(told.get("results"))
         return await self._page(request, wanted, Tried(outcomes, charts.strategies(outcomes)))
@@ -88,7 +94,7 @@ class Playground:
     async def _page(
         self, request: Request, wanted: Wanted, tried: Tried, error: Refused | None = None
     ) -> Response:
-        told = await self.api.get(request, "conversations", limit=_OFFERED_CONVERSATIONS)
+        told = await self.api.stored(request, "conversations", limit=_OFFERED_CONVERSATIONS)
         return await self.pages.page(
             "playground.html",
             error.status if error else 200,
@@ -97,7 +103,7 @@ class Playground:
             tried=tried,
             strategies=tuple(STRATEGIES),
             dashes=charts.DASHES,
-            conversations=readings.rows(Row, told.get("conversations")),
+            conversations=readings.rows(Row, told.get("conversations")) if told else (),
             trouble=str(error) if error else "",
         )
 
@@ -122,7 +128,8 @@ def _question(wanted: Wanted) -> bytes:
     """What the API is asked. A transcript is not decoded for it: it may have megabytes.
 
     Raises:
-        Refused: 422, there is neither a transcript that can be read nor a conversation.
+        Refused: 413, the transcript is too large; 422, there is neither one that can be read nor a
+            conversation.
     """
     small: dict[str, object] = {
         "strategies": list(wanted.strategies),
@@ -143,6 +150,8 @@ def _question(wanted: Wanted) -> bytes:
 
 def _transcript(text: bytes) -> dict[str, bytes]:
     """The messages, and what else matters where a whole request was pasted; each as it stands there."""
+    if len(text) > MAX_PASTED_BYTES:
+        raise Refused(_TOO_LARGE, TOO_LARGE)
     if text.startswith(b"["):
         return {"messages": text}
     try:
