@@ -17,6 +17,8 @@ from proxy.config.checks import is_loopback
 from proxy.config.model import Config
 from proxy.config.sources import Loaded
 from proxy.detail import Details
+from proxy.mcp.tools import Tools
+from proxy.own_conversations import OwnConversations
 from proxy.parts import Parts
 from proxy.ports import Store
 from proxy.recall import Recall
@@ -32,6 +34,7 @@ from proxy.relay.exchange import Upstream
 from proxy.relay.gate import Gate
 from proxy.relay.identity import origin
 from proxy.relay.known_clients import KnownClients
+from proxy.relay.mcp import Mcp
 from proxy.relay.trouble import Trouble
 from proxy.steering import Steering
 from proxy.storage.records import Records
@@ -94,12 +97,17 @@ def _access(config: Config) -> Access:
     return Access(config.server.host, config.server.admin_key.get_secret_value())
 
 
-def _admin(config: Config, parts: Parts, loaded: Loaded | None, stopping: Callable[[], bool]) -> ASGIApp:
-    """What answers our own paths."""
+def _steering(parts: Parts) -> Steering:
+    """What is done with a conversation by those who know its id."""
     recall = Recall(parts.records, parts.history, parts.searched)
-    steering = Steering(
+    return Steering(
         parts.records, parts.owners, parts.history, parts.wishing, recall, announce=parts.announcing
     )
+
+
+def _admin(config: Config, parts: Parts, loaded: Loaded | None, stopping: Callable[[], bool]) -> ASGIApp:
+    """What answers our own paths."""
+    steering = _steering(parts)
     access = _access(config)
     settings = Settings(config)
     if loaded is not None:
@@ -111,13 +119,18 @@ def _admin(config: Config, parts: Parts, loaded: Loaded | None, stopping: Callab
     return _beginning(with_pages(app, access, config.server.base_path), parts.records)
 
 
-def _known_clients(config: Config) -> KnownClients:
-    """Who may have requests relayed. The proxy pays for summaries too, where it has a key for them."""
-    server = config.server
+def _pays(config: Config) -> bool:
+    """Whether the proxy has a key of its own for a provider, were it for summaries only."""
     held = [config.upstream.api_key, *(row.settings.summary.api_key for row in config.by_glob)]
+    return any(key.get_secret_value() for key in held)
+
+
+def _known_clients(config: Config, *, guarded: bool) -> KnownClients:
+    """Who is let in; where everybody is, no web page of another machine if there is something to guard."""
+    server = config.server
     return KnownClients(
         [key.get_secret_value() for key in server.client_keys],
-        pays=any(key.get_secret_value() for key in held),
+        pays=guarded,
         loopback=server.unix_socket is None and is_loopback(server.host),
         telling=config.session.tenant == "credential",
     )
@@ -145,6 +158,22 @@ def _compact(config: Config, parts: Parts, upstream: Upstream, admission: Admiss
         secret=lambda: parts.secret.value,
         admission=admission,
     )
+
+
+def _mcp(config: Config, parts: Parts, admission: Admission) -> ASGIApp:
+    """What answers agents. What a tenant without a key has said is guarded from pages, too."""
+    conversations = OwnConversations(
+        _steering(parts), parts.owners, reachable=lambda: parts.records.reachable
+    )
+    endpoint = Mcp(
+        config,
+        origin(config.upstream.base_url),
+        tools=Tools(parts.memory, conversations),
+        secret=lambda: parts.secret.value,
+        admission=admission,
+        clients=_known_clients(config, guarded=True),
+    )
+    return _beginning(endpoint, parts.records)
 
 
 class Proxy:
@@ -200,7 +229,8 @@ class Proxy:
             blind=Blind(upstream, admission),
             hop=self._hop,
             compact=_compact(config, parts, upstream, admission),
-            clients=_known_clients(config),
+            mcp=_mcp(config, parts, admission),
+            clients=_known_clients(config, guarded=_pays(config)),
             base_path=config.server.base_path,
             lifespan=self._life,
         )

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pkgutil import resolve_name
 
 import structlog
@@ -47,11 +48,13 @@ from proxy.installation import Secret, opened_store, opened_tracer, store_failed
 from proxy.journal import Journal
 from proxy.learning import Learning
 from proxy.logs import JOURNAL_NOT_WRITTEN, TOKENIZER_FAILED, TOKENIZER_READY
+from proxy.memory import Memory
 from proxy.noting import Entry
 from proxy.owners import Owners
 from proxy.ports import HttpEngine, Store, SummaryModel
 from proxy.pricing import Pricing
 from proxy.reading import Reading
+from proxy.recall import Recall
 from proxy.relay.identity import minted
 from proxy.statistics import Statistics
 from proxy.storage.records import Records
@@ -138,8 +141,18 @@ class Parts:
             summarising, self.records, self.index, self.history, self.reading, announce=self.announcing
         )
         self.rounds = Rounds(self.making, self.history, announce=self.announcing, clock=clock)
+        self.memory = self._remembering()
         self.secret = Secret(config, store_url, self.store, report)
         self.ready = False
+
+    def _remembering(self) -> Memory:
+        """What answers models and agents who ask for what was removed."""
+        return Memory(
+            Recall(self.records, self.history),
+            partial(self.counter.count, model=""),
+            reachable=lambda: self.records.reachable,
+            searched=self.metrics.searched,
+        )
 
     def _tell(self, config: Config, *, quiet: bool) -> None:
         """What keeps and tells of what happens. Of a rehearsal, nobody's request, nothing is traced."""

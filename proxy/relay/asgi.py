@@ -10,7 +10,7 @@ from proxy.errors import Overloaded, RequestRefused, UpstreamError
 from proxy.relay.exchange import send_error
 from proxy.relay.headers import HOP_HEADER, first_values, refuse_loop
 from proxy.relay.known_clients import EVERYBODY, KnownClients
-from proxy.relay.paths import COMPACT_PATH, is_compacted, is_own
+from proxy.relay.paths import COMPACT_PATH, MCP_PATH, is_compacted, is_own
 
 
 def _refuse_upgrade(upgrade: bytes) -> None:
@@ -30,6 +30,7 @@ class Dispatcher:
         blind: Answers everything else.
         hop: The mark of this installation, 16 hex digits.
         compact: Answers `/v1/compact` below `base_path`, to whom requests are relayed; None: `admin` does.
+        mcp: Answers `/mcp` below `base_path`, for the same clients; None: `admin` does.
         clients: Who may have requests relayed.
         base_path: Where our own paths live instead of the root.
         lifespan: Is given the server's lifespan events; by default nothing has to be done.
@@ -40,6 +41,7 @@ class Dispatcher:
     blind: ASGIApp
     hop: str
     compact: ASGIApp | None = None
+    mcp: ASGIApp | None = None
     clients: KnownClients = EVERYBODY
     base_path: str = ""
     lifespan: ASGIApp = field(default_factory=Router)
@@ -55,6 +57,8 @@ class Dispatcher:
             await self._relay(self.chat if compacted else self.blind, scope, receive, send)
         elif self.compact is not None and scope["path"] == self.base_path + COMPACT_PATH:
             await self._relay(self.compact, scope, receive, send)
+        elif self.mcp is not None and scope["path"] == self.base_path + MCP_PATH:
+            await self._relay(self.mcp, scope, receive, send)
         else:
             await self.admin(scope, receive, send)
 

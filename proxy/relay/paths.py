@@ -14,6 +14,7 @@ _DEPLOYMENT = re.compile(rb"/deployments/([^/]+)/chat/completions\Z")
 
 # Ours, but for whom requests are relayed.
 COMPACT_PATH = "/v1/compact"
+MCP_PATH = "/mcp"
 OWN_PATHS = frozenset(
     {
         "/livez",
