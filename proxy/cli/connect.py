@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 MODEL = "gpt-5.4"
 BACKUP = ".before-compaction-proxy"
+# Larger files are no client's configuration.
+MAX_FILE_BYTES = 1_048_576
 
 
 def connect(
@@ -101,7 +103,7 @@ def _apply(tool: str, url: str, model: str, file: Path | None) -> None:
         fail(f"{tool}: no file that could be changed; without --apply the lines are printed", BAD_CONFIG)
     path = (file or Path(FILES[tool].path)).expanduser().resolve()
     try:
-        before = path.read_bytes().decode("utf-8") if path.exists() else ""
+        before = _standing(path).decode("utf-8") if path.exists() else ""
         made = _edited(before, lambda text: FILES[tool].edit(text, url, model))
     except (Refused, UnicodeDecodeError) as error:
         why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
@@ -117,6 +119,23 @@ def _apply(tool: str, url: str, model: str, file: Path | None) -> None:
     except OSError as error:
         fail(f"{path}: cannot be written: {error.strerror}", FAILED)
     print(f"{path}: written{f'; as it was: {kept}' if kept else ''}")
+
+
+def _standing(path: Path) -> bytes:
+    """What a file holds.
+
+    Raises:
+        Refused: It is no regular file, which may never end, or too large to be a configuration.
+    """
+    from proxy.cli.client_files import Refused
+
+    if not path.is_file():
+        raise Refused("it is no regular file")
+    with path.open("rb") as file:
+        found = file.read(MAX_FILE_BYTES + 1)
+    if len(found) > MAX_FILE_BYTES:
+        raise Refused(f"it is larger than {MAX_FILE_BYTES:,} bytes")
+    return found
 
 
 def _edited(before: str, edit: "Callable[[str], str]") -> str:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from proxy.errors import RequestRefused
@@ -85,10 +86,14 @@ def recordings(path: Path) -> Iterator[Recording]:
     """The conversations in a file: a JSON request body or array of messages, or a line for each.
 
     Raises:
-        RequestRefused: The file cannot be read, is too large, or a line of it is no conversation.
+        RequestRefused: The file cannot be read, is no regular one, is too large, or a line of it is no
+            conversation.
     """
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
+        found = path.stat()
+        if not S_ISREG(found.st_mode):  # it is read more than once, and a pipe or a device may never end
+            raise _refused(f"{path}: no regular file")
+        if found.st_size > MAX_FILE_BYTES:
             raise _refused(f"{path}: larger than {MAX_FILE_BYTES // 1024**2} MiB")
         if (whole := _whole(path)) is not None:
             yield recorded(whole, _name(whole, path.name))

@@ -1,6 +1,7 @@
 """`connect`: lines for each client, and configuration files changed with care."""
 
 import json
+import os
 import stat
 import tomllib
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typer.testing import Result
 
 from proxy.cli.client_files import FILES, Refused, codex
 from proxy.cli.clients import CLIENTS, filled
+from proxy.cli.connect import MAX_FILE_BYTES
 
 Run = Callable[..., Result]
 URL = "http://127.0.0.1:4141/v1"
@@ -148,3 +150,18 @@ def test_codex_is_pointed_at_us_and_nothing_else_changes_or_the_file_is_refused(
 def test_wrong_usage_is_one_line_and_ends_with_2(arguments: list[str], run: Run) -> None:
     done = run("connect", *arguments)
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "large"])
+def test_what_is_no_configuration_file_is_left_alone_at_once(kind: str, run: Run, tmp_path: Path) -> None:
+    path = Path("/dev/zero") if kind == "device" else tmp_path / "it"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "large":
+        path.write_bytes(b"#" * (MAX_FILE_BYTES + 1))
+    done = run("connect", "aider", "--apply", "--file", str(path), "--url", "http://here:1/v1")
+    why = "larger than 1,048,576 bytes" if kind == "large" else "no regular file"
+    assert (done.exit_code, done.stderr) == (1, f"{path}: left alone: it is {why}\n")
