@@ -18,7 +18,7 @@ GROUPS = ("model", "day", "hour", "key", "total")
 def savings(
     since: Annotated[str, typer.Option(help="From when: 90m, 24h, 7d, or seconds since 1970.")] = "7d",
     by: Annotated[str, typer.Option(help=f"A row for each: {', '.join(GROUPS)}.")] = "model",
-    as_csv: Annotated[bool, typer.Option("--csv", help="Every counter, comma-separated.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Every figure of each row, comma-separated.")] = False,
     share: Annotated[bool, typer.Option("--share", help="Five lines to paste.")] = False,
     url: UrlOption = None,
     key_file: KeyOption = None,
@@ -109,7 +109,7 @@ def receipt(since: str, total: Row) -> list[str]:
 
 
 def comma_separated(rows: list[dict[str, Any]]) -> list[str]:
-    """A line for each row and one of titles."""
+    """A line for each row and one of titles; of the overhead its quantiles, not the buckets they are from."""
     from proxy.cli.terminal import clean
     from proxy.spreadsheet import line
 
@@ -119,10 +119,10 @@ def comma_separated(rows: list[dict[str, Any]]) -> list[str]:
     return [clean(each.removesuffix("\r\n")) for each in lines]
 
 
-def _singles(row: Row) -> Iterator[tuple[str, str | float]]:
+def _singles(row: Row) -> Iterator[tuple[str, str | float | None]]:
     """The single values of a row; those of a mapping, such as requests by status, as `NAME.KEY`."""
     for name, value in row.items():
-        if isinstance(value, str | int | float):
+        if value is None or isinstance(value, str | int | float):
             yield name, value
         elif isinstance(value, dict):
             yield from ((f"{name}.{key}", held) for key, held in _singles(value))

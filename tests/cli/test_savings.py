@@ -8,6 +8,10 @@ from collections.abc import Callable
 import pytest
 from typer.testing import Result
 
+from proxy.admin.figures import stats_row
+from proxy.cli.savings import comma_separated
+from proxy.core.statistics import Counters
+from proxy.statistics import Row
 from tests.scripted_admin import Scripted
 
 Run = Callable[..., Result]
@@ -15,9 +19,13 @@ TOTAL = {
     "requests": 1200, "rounds": 14, "tokens_before": 4_000_000, "tokens_after": 1_000_000,
     "prompt_tokens": 1_000_000, "cached_tokens": 900_000, "cost_usd": 3.5, "gross_usd": 10.0,
     "cache_loss_usd": 1.25, "summary_usd": 0.25, "net_usd": 8.5, "unpriced": 2,
-    "overhead": {"0.001": 1200},
+    "statuses": {"none": 1186, "applied": 14}, "overhead": [0, 1200, *[0] * 12],
+    "overhead_p50_s": 0.00075, "overhead_p95_s": 0.000975,
 }  # fmt: skip
-UNPRICED = {"of": "=cmd|x", "requests": 2, "tokens_before": 10, "tokens_after": 20, "net_usd": None}
+UNPRICED = {
+    "of": "=cmd|x", "requests": 2, "tokens_before": 10, "tokens_after": 20, "net_usd": None,
+    "overhead_p50_s": None, "overhead_p95_s": None,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -47,8 +55,24 @@ def test_csv_has_every_single_counter_and_no_formula(told: Scripted, run: Run) -
     done = run("savings", "--csv", "--url", told.url)
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
     assert [row["of"] for row in rows] == ["gpt-5.4", "'=cmd|x"]
-    assert (rows[0]["cache_loss_usd"], rows[1]["net_usd"]) == ("1.25", "")
-    assert (rows[0]["overhead.0.001"], rows[1]["overhead.0.001"]) == ("1200", "")
+    figures = ("cache_loss_usd", "net_usd", "statuses.applied", "overhead_p50_s", "overhead_p95_s")
+    assert [[row[name] for name in figures] for row in rows] == [
+        ["1.25", "8.5", "14", "0.00075", "0.000975"], [""] * 5,
+    ]  # fmt: skip
+
+
+def test_csv_has_the_columns_of_what_is_unknown_in_every_row(script: Scripted, run: Run) -> None:
+    script.put("GET", "/stats", {"rows": [UNPRICED], "total": UNPRICED})
+    done = run("savings", "--csv", "--url", script.url)
+    assert done.stdout.splitlines() == [",".join(UNPRICED), "'=cmd|x,2,10,20,,,"]
+
+
+def test_what_the_server_says_of_a_row_is_all_in_the_csv_but_the_buckets() -> None:
+    told = stats_row(Row("gpt-5.4", Counters(statuses={"none": 3})))
+    [titles, _] = comma_separated([told])
+    assert titles.split(",") == [
+        f"{name}.none" if name == "statuses" else name for name in told if name != "overhead"
+    ]
 
 
 def test_share_is_five_lines_without_names(told: Scripted, run: Run) -> None:
