@@ -8,6 +8,7 @@ import typer
 from proxy.cli.connect import connect
 from proxy.cli.doctor import doctor
 from proxy.cli.ending import group, loaded
+from proxy.cli.mcp import mcp
 from proxy.cli.models import models
 from proxy.cli.options import ConfigOption
 from proxy.cli.replay import replay
@@ -125,6 +126,7 @@ app.command(context_settings={"ignore_unknown_options": True, "allow_intersperse
 app.command()(connect)
 app.command()(replay)
 app.command()(doctor)
+app.command()(mcp)
 app.command()(models)
 app.command()(savings)
 app.command()(search)

@@ -10,10 +10,13 @@ from functools import partial
 from pkgutil import resolve_name
 from typing import Any, Protocol
 
+import structlog
 from starlette.types import Message, Receive, Scope, Send
 
 from proxy.config.model import Config
 from proxy.errors import RequestRefused
+from proxy.guard import contained
+from proxy.logs import AGENT_NOT_ANSWERED
 from proxy.mcp.tools import Answer, Tools
 from proxy.memory import Asker
 from proxy.relay.admission import Admission
@@ -27,6 +30,9 @@ SERVE = "proxy.mcp.server:serve"
 MAX_BODY_BYTES = 1024 * 1024
 SOURCE = "mcp"
 NOT_INSTALLED = "MCP needs an extra: pip install 'compaction-proxy[mcp]'"
+CRASHED = "The proxy failed at this call."
+
+_log = structlog.get_logger()
 
 
 class Serve(Protocol):
@@ -103,17 +109,26 @@ class Mcp:
         body = await read_body(receive, self._most_bytes, length_of(first.get(b"content-length")))
         serve = self._serve or await self._imported()
         who = self._identities.of(scope["headers"], first, self._secret())
-        call = partial(self._tools.call, Asker(who.tenant, who.conversation, source=SOURCE))
+        call = partial(self._called, Asker(who.tenant, who.conversation, source=SOURCE))
         async with while_connected(scope, receive):
             await serve(call, scope, _replayed(body), send)
+
+    async def _called(self, asker: Asker, name: str, arguments: Mapping[str, Any]) -> Answer:
+        with contained(_crashed):
+            return await self._tools.call(asker, name, arguments)
+        return Answer(CRASHED, failed=True)
 
     async def _imported(self) -> Serve:
         try:
             serve: Serve = await asyncio.to_thread(resolve_name, self._serving)
-        except ModuleNotFoundError:
+        except ModuleNotFoundError:  # of the library, or of what it needs
             raise RequestRefused(501, NOT_INSTALLED, "mcp_not_installed") from None
         self._serve = serve
         return serve
+
+
+def _crashed(error: BaseException) -> None:
+    _log.warning(AGENT_NOT_ANSWERED, error=type(error).__name__)
 
 
 def _replayed(body: bytes) -> Receive:
