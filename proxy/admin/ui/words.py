@@ -7,29 +7,54 @@ UNKNOWN = "n/a"
 MINUS = "\N{MINUS SIGN}"
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
 
+# For people: why a request went on as it came, or without a summary (`core.reasons`).
 REASONS = {
-    "bodies": "the request could not be read",
     "breaker-open": "the summary model has failed repeatedly and is left alone for a while",
+    "budget": "this client has had all the summaries of this hour",
+    "cancelled": "the round was given up, because nobody waited for it or the proxy was ending",
     "content-filter": "the summary model's provider filtered its answer",
-    "crashed": "a fault of the proxy while compacting",
+    "deadline": "the summary did not come while the request waited for it",
+    "duplicate-keys": "the request body names something twice",
+    "empty": "the summary model wrote nothing",
     "encoded": "the request body was compressed",
     "garbage": "the summary model's answer could not be read",
+    "internal": "a fault of the proxy while compacting",
+    "irreducible": "nearly all of it is what no round removes",
+    "language": "the summary was in another language, and was not used",
+    "longer": "the summary was no shorter than what it was of",
+    "no-array": "the request's messages are no list",
+    "no-messages": "the request has no messages",
+    "no-model": "no summary model is configured or known",
+    "no-summary-model": "no summary model is configured or known",
+    "not-json": "the request body could not be read",
+    "nothing-to-take": "nothing in it may be shortened",
+    "overflow": "the summary call itself was too long for its model",
+    "paused": "the last rounds have done no good, and the next one is tried later",
+    "reasoning": "the summary model did not come to the end of its reasoning",
+    "refused": "the summary model refused to write",
+    "rules-lost": "the summary had lost standing rules, and was not used",
+    "summary-window": "what was to be summarised does not fit the summary model",
+    "timeout": "the summary model took too long",
+    "too-deep": "the request body is nested too deeply",
+    "too-many": "the request body holds too many values",
+    "too-short": "the summary was too short to be one",
+    "tool-calls": "the summary model called a tool instead of writing",
+    "truncated": "the summary was cut off",
+    "unfaithful": "the summary said what nobody has said, and was not used",
+    "unknown-model": "the provider does not know the summary model",
+    "unreachable": "the summary model could not be reached",
+}
+_STATUSES = {
     "http-401": "the summary model refused the credential",
     "http-403": "the summary model refused the credential",
     "http-429": "the summary model's provider asked to slow down",
-    "internal": "a fault of the proxy while compacting",
-    "no-model": "no summary model is configured or known",
-    "no-summary-model": "no summary model is configured or known",
-    "nothing-to-take": "nothing in it may be shortened",
-    "overflow": "the summary call itself was too long for its model",
-    "rules-lost": "the summary had lost standing rules, and was not used",
-    "store-failed": "the store could not be read or written",
-    "summary-window": "what was to be summarised does not fit the summary model",
-    "timeout": "the summary model took too long",
-    "too-short": "the summary was too short to be one",
-    "tool-calls": "the summary model called a tool instead of writing",
-    "unreachable": "the summary model could not be reached",
 }
+# By how they begin, where there is nothing better.
+_FAMILIES = {
+    "http-": "the summary model answered with an error",
+    "store-": "the store could not be read or written",
+}
+# What made a round due.
 CAUSES = {
     "cost_optimal": "cheapest here",
     "force": "asked for",
@@ -150,9 +175,7 @@ def ago(at: float | None, now: float) -> str:
 
 def reason(word: str) -> str:
     """A reason in words, followed by the short word of it; the word alone where we have none for it."""
-    said = REASONS.get(word) or (
-        "the summary model answered with an error" if word.startswith("http-") else ""
-    )
+    said = REASONS.get(word) or _STATUSES.get(word) or _FAMILIES.get(word.partition("-")[0] + "-")
     return f"{said} ({word})" if said else word.replace("-", " ")
 
 
