@@ -1,0 +1,155 @@
+"""Words that differ by their ending only: the stemmer of M. F. Porter, and the forms that no rule gives.
+
+Two words belong together if their stems are equal; a stem is no word itself. English, because that is where
+endings come off by rule; words with other letters than a to z are their own stems.
+Source: M. F. Porter, "An algorithm for suffix stripping", Program 14 (1980) 130-137.
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import groupby
+
+_LETTERS = re.compile(r"[a-z]{3,}")
+# Shorter endings behind those that they end, so that the longest is found first.
+_STEP_2 = (
+    ("ational", "ate"), ("ization", "ize"), ("iveness", "ive"), ("fulness", "ful"), ("ousness", "ous"),
+    ("tional", "tion"), ("biliti", "ble"), ("entli", "ent"), ("ousli", "ous"), ("ation", "ate"),
+    ("alism", "al"), ("aliti", "al"), ("iviti", "ive"), ("enci", "ence"), ("anci", "ance"), ("izer", "ize"),
+    ("alli", "al"), ("ator", "ate"), ("logi", "log"), ("bli", "ble"), ("eli", "e"),
+)  # fmt: skip
+_STEP_3 = (
+    ("icate", "ic"), ("ative", ""), ("alize", "al"), ("iciti", "ic"), ("ical", "ic"), ("ness", ""),
+    ("ful", ""),
+)  # fmt: skip
+_STEP_4 = tuple(
+    (ending, "")
+    for ending in (
+        "ement", "ance", "ence", "able", "ible", "ment", "ant", "ent", "sion", "tion", "ism", "ate", "iti",
+        "ous", "ive", "ize", "al", "er", "ic", "ou",
+    )
+)  # fmt: skip
+# Forms of one word, the first of them its name. Words that stand for two (left, found, saw) go where they are
+# most often meant.
+_IRREGULAR = (
+    "be am is are was were been being", "go went gone goes", "have has had", "do does did done", "say said",
+    "get got gotten", "make made", "know knew known", "think thought", "take took taken", "see saw seen",
+    "come came", "find found", "give gave given", "tell told", "feel felt", "become became", "leave left",
+    "bring brought", "begin began begun", "keep kept", "hold held", "write wrote written", "stand stood",
+    "hear heard", "mean meant", "meet met", "run ran", "pay paid", "sit sat", "speak spoke spoken",
+    "lead led", "grow grew grown", "lose lost", "fall fell fallen", "send sent", "build built",
+    "understand understood", "draw drew drawn", "break broke broken", "spend spent", "rise rose risen",
+    "drive drove driven", "buy bought", "wear wore worn", "choose chose chosen", "eat ate eaten",
+    "teach taught", "catch caught", "sing sang sung", "swim swam swum", "fly flew flown", "win won",
+    "sell sold", "sleep slept", "forget forgot forgotten", "drink drank drunk", "ride rode ridden",
+    "throw threw thrown", "fight fought", "shoot shot", "steal stole stolen", "hide hid hidden",
+    "bite bit bitten", "wake woke woken", "shake shook shaken", "freeze froze frozen", "dig dug",
+    "hang hung", "stick stuck", "swing swung", "strike struck", "seek sought", "light lit", "feed fed",
+    "bend bent", "lend lent", "lie lay lain", "show showed shown", "bind bound", "blow blew blown",
+    "breed bred", "deal dealt", "dream dreamt", "flee fled", "forgive forgave forgiven", "grind ground",
+    "kneel knelt", "learn learnt", "overcome overcame", "prove proven", "ring rang rung", "shine shone",
+    "shrink shrank shrunk", "sink sank sunk", "slide slid", "spin spun", "spring sprang sprung",
+    "swear swore sworn", "sweep swept", "tear tore torn", "undo undid undone", "weave wove woven",
+    "weep wept", "withdraw withdrew withdrawn", "rewrite rewrote rewritten", "child children", "man men",
+    "woman women", "person people", "foot feet", "tooth teeth", "goose geese", "mouse mice", "life lives",
+    "wife wives", "knife knives", "leaf leaves", "half halves", "shelf shelves", "wolf wolves",
+    "index indices", "matrix matrices", "vertex vertices", "criterion criteria", "analysis analyses",
+    "good better best", "bad worse worst",
+)  # fmt: skip
+_NAMES = {form: forms.split()[0] for forms in _IRREGULAR for form in forms.split()}
+
+
+def stem(word: str) -> str:
+    """What a folded word is without its endings."""
+    return _ended(_suffixed(_inflected(word))) if _LETTERS.fullmatch(word) else word
+
+
+def root(word: str) -> str:
+    """The stem of a folded word, after its irregular forms have become one."""
+    return stem(_NAMES.get(word, word))
+
+
+def irregular(of: str) -> tuple[str, ...]:
+    """The forms that no rule gives of the words whose root this is, with their regular names."""
+    return _FAMILIES.get(of, ())
+
+
+def _families() -> Iterator[tuple[str, tuple[str, ...]]]:
+    by_root = sorted((root(form), form) for form in _NAMES)
+    for of, pairs in groupby(by_root, key=lambda pair: pair[0]):
+        yield of, tuple(form for _, form in pairs)
+
+
+def _shape(word: str) -> str:
+    """A letter for each of a word's: `v` for a vowel, `c` for a consonant; y is a vowel after a consonant."""
+    shape = ""
+    for letter in word:
+        vowel = letter in "aeiou" or (letter == "y" and shape.endswith("c"))
+        shape += "v" if vowel else "c"
+    return shape
+
+
+def _measure(word: str) -> int:
+    """How many times vowels are followed by consonants."""
+    return _shape(word).count("vc")
+
+
+def _is_doubled(word: str) -> bool:
+    return word[-2:-1] == word[-1:] and _shape(word).endswith("c")
+
+
+def _is_short(word: str) -> bool:
+    """Whether it ends in consonant, vowel, consonant, as words do that have lost an e."""
+    return _shape(word).endswith("cvc") and word[-1] not in "wxy"
+
+
+def _inflected(word: str) -> str:
+    """Step 1: plurals, and what -ed and -ing leave."""
+    if word.endswith(("sses", "ies")):
+        word = word[:-2]
+    elif word.endswith("s") and not word.endswith("ss"):
+        word = word[:-1]
+    if word.endswith("eed"):
+        word = word[:-1] if _measure(word[:-3]) else word
+    else:
+        for ending in ("ed", "ing"):
+            rest = word.removesuffix(ending)
+            if rest != word and "v" in _shape(rest):
+                word = _mended(rest)
+                break
+    return word[:-1] + "i" if word.endswith("y") and "v" in _shape(word[:-1]) else word
+
+
+def _mended(word: str) -> str:
+    if word.endswith(("at", "bl", "iz")):
+        return word + "e"
+    if _is_doubled(word) and word[-1] not in "lsz":
+        return word[:-1]
+    return word + "e" if _measure(word) == 1 and _is_short(word) else word
+
+
+def _suffixed(word: str) -> str:
+    """Steps 2 to 4: suffixes, the outermost first."""
+    word = _replaced(word, _STEP_2, 1)
+    word = _replaced(word, _STEP_3, 1)
+    return _replaced(word, _STEP_4, 2)
+
+
+def _replaced(word: str, endings: tuple[tuple[str, str], ...], least: int) -> str:
+    for ending, by in endings:
+        if word.endswith(ending):
+            kept = ending[:1] if ending in {"sion", "tion"} else ""
+            rest = word[: -len(ending)] + kept
+            return rest + by if _measure(rest) >= least else word
+    return word
+
+
+def _ended(word: str) -> str:
+    """Step 5: a last e, and one l of two."""
+    if word.endswith("e"):
+        rest = word[:-1]
+        if _measure(rest) > 1 or (_measure(rest) == 1 and not _is_short(rest)):
+            word = rest
+    return word[:-1] if word.endswith("ll") and _measure(word) > 1 else word
+
+
+_FAMILIES = dict(_families())
