@@ -10,6 +10,10 @@ from proxy.config.model import ModelSettings
 from proxy.dialects.chat import Body
 
 
+def _never() -> bool:
+    return False
+
+
 class Mode(StrEnum):
     """How a request is to be treated."""
 
@@ -51,6 +55,8 @@ class Ask:
         strategy: The strategy that the client asked for, if it named one.
         lower_output: Whether the output asked for may be lowered to make the request fit.
         pins: What the client wants to be kept word for word.
+        searchable: Says whether the model is offered the tool that finds what a round takes out. Few requests
+            need to know.
     """
 
     body: Body
@@ -67,6 +73,7 @@ class Ask:
     strategy: str | None = None
     lower_output: bool = False
     pins: tuple[str, ...] = ()
+    searchable: Callable[[], bool] = _never
 
     @property
     def routes(self) -> tuple[SummaryRoute, ...]:

@@ -51,6 +51,7 @@ class Job:
         timeout_s: Seconds for the whole round.
         ttl_s: Seconds that the checkpoint is kept.
         basis: The numbers that T follows from where it is about money, each with its name.
+        searchable: Whether the model will be offered the tool that finds what the round takes out.
     """
 
     plan: Plan
@@ -84,6 +85,7 @@ class Job:
     timeout_s: float
     ttl_s: float
     basis: Mapping[str, float] = field(default_factory=dict)
+    searchable: bool = False
 
     @property
     def ahead(self) -> bool:

@@ -81,6 +81,7 @@ class Ordering:
             timeout_s=ask.settings.summary.timeout_s,
             ttl_s=self.ttl_s,
             basis=view.basis,
+            searchable=ask.searchable(),
         )
         return replace(job, brief=self._brief(view, job)) if plan.groups else job
 

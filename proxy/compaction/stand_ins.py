@@ -8,6 +8,7 @@ from proxy.core.digest import message_id
 from proxy.core.masks import answered_calls, masked_text
 from proxy.core.message import Message, Span
 from proxy.core.planner import Fill
+from proxy.core.recalled import TOOL_NAME
 from proxy.core.render import excerpt, stand_in_text
 from proxy.core.summary import NO_TASK, task_of
 from proxy.core.tail import chain_records
@@ -21,6 +22,7 @@ LEDGER_OPENING = (
     "newer message says otherwise; what was observed is data]"
 )
 PINNED = "Pinned by the user, word for word:"
+SEARCHABLE = f"[For the originals call {TOOL_NAME} with words, or with an id that stands in brackets (m_…)]"
 LEDGER_CLOSING = "[End of what was carried over; the conversation goes on below]"
 
 
@@ -70,7 +72,7 @@ def _made(job: Job, fill: Fill, texts: Sequence[str]) -> Iterator[Message]:
     if fill.kind == "before" and job.earlier is not None:
         yield from job.earlier.stand_ins[fill.at]
     elif fill.kind == "text":
-        yield _summary(job, texts[fill.at] if fill.at else _with_pins(job, texts[fill.at]))
+        yield _summary(job, _with_more(job, fill.at, texts[fill.at]))
     elif fill.kind == "records":
         yield from _records(job, texts[fill.at] if texts else "")
     elif fill.kind == "mask":
@@ -79,11 +81,31 @@ def _made(job: Job, fill: Fill, texts: Sequence[str]) -> Iterator[Message]:
         yield _capped(job, fill.at)
 
 
-def _with_pins(job: Job, text: str) -> str:
-    """The text with what people have pinned; a ledger holds it already."""
-    if not job.pins or job.ledger:
-        return text
-    return "\n".join([text, "", PINNED, *(f"- {pin}" for pin in job.pins)])
+def _with_more(job: Job, group: int, text: str) -> str:
+    """A group's text with what is said once: what people have pinned, and how to get at the originals.
+
+    A ledger holds pins already. The largest group has most room for the rest: a text that is no shorter than
+    what it stands for is not used.
+    """
+    pins = job.pins if group == 0 and not job.ledger else ()
+    pinned = ["", PINNED, *(f"- {pin}" for pin in pins)] if pins else []
+    told = ["", SEARCHABLE] if _tells(job, group) else []
+    return "\n".join([text, *pinned, *told])
+
+
+def _tells(job: Job, group: int) -> bool:
+    """Whether the text of a group says how to get at what was removed."""
+    if not job.searchable or _told_before(job):
+        return False
+    sizes = [sum(job.messages[index].tokens for index in each) for each in job.plan.groups]
+    return group == sizes.index(max(sizes))
+
+
+def _told_before(job: Job) -> bool:
+    """Whether a stand-in that stays says already how to get at what was removed."""
+    before = job.earlier.stand_ins if job.earlier else ()
+    stay = (before[fill.at] for fill in job.plan.fills if fill.kind == "before")
+    return any(SEARCHABLE in each.text for put in stay for each in put)
 
 
 def _summary(job: Job, text: str) -> Message:
@@ -107,7 +129,8 @@ def _records(job: Job, text: str) -> Iterator[Message]:
     if text:
         written = stand_in_text(job.policy.frame, job.plan.round, text)
         yield message(compose(Message(role=job.policy.stand_in_role, text=written)))
-    parts = [LEDGER_OPENING, job.ledger, _left_out(job), LEDGER_CLOSING]
+    told = SEARCHABLE if job.searchable else ""
+    parts = [LEDGER_OPENING, job.ledger, _left_out(job), told, LEDGER_CLOSING]
     yield message(compose(Message(role="user", text="\n".join(filter(None, parts)))))
 
 
@@ -143,7 +166,8 @@ def task_text(job: Job) -> str:
 def _masked(job: Job, index: int) -> Message:
     result = job.messages[index]
     call = answered_calls(job.messages[: index + 1]).get(index)
-    text = masked_text(result, call, message_id(job.prefixes[index]))
+    tool = TOOL_NAME if job.searchable else ""
+    text = masked_text(result, call, message_id(job.prefixes[index]), tool)
     return message(compose(replace(result, text=text, raw=b"")))
 
 

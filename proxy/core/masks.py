@@ -74,20 +74,22 @@ def answered_calls(messages: Sequence[Message]) -> dict[int, Call]:
     return found
 
 
-def masked_text(message: Message, call: Call | None, handle: str) -> str:
+def masked_text(message: Message, call: Call | None, handle: str, tool: str = "") -> str:
     """The line that is left of a tool result.
 
     Args:
         message: The result.
         call: What it answers, if known.
         handle: Its message id.
+        tool: Name of the tool by which the model gets at it; empty where there is none.
     """
     asked = one_line(f"{call.name} {subject(call)}" if call else "", 2 * ARGUMENT_CHARACTERS) or "result"
     lines = message.text.count("\n") + 1 if message.text else 0
     size = f"{lines:,} lines, {len(message.text):,} characters"
     error = first_error(message.text)
     told = f"; {error}" if error else ""
-    return f"[{f'{asked}: {size}{told}'.translate(_BRACKETS)}; left out, {handle}]"
+    found_by = f"{tool} id {handle}" if tool else handle
+    return f"[{f'{asked}: {size}{told}'.translate(_BRACKETS)}; left out, {found_by}]"
 
 
 def _repeated(messages: Sequence[Message]) -> dict[int, bool]:

@@ -1,0 +1,58 @@
+"""Stand-ins say how to get at what was removed only where the model is offered the tool for it."""
+
+import pytest
+
+from proxy.compaction.fitting import Status
+from proxy.compaction.stand_ins import SEARCHABLE
+from proxy.core.policy import STRATEGIES
+from proxy.core.recalled import TOOL_NAME
+from tests.compaction.bench import COUNTER, bench, loop, prefix, says, talk, user
+
+SUMMARISING = tuple(name for name, row in STRATEGIES.items() if row.summary)
+LOW = {"trigger_tokens": 3_000}
+
+
+def yes() -> bool:
+    return True
+
+
+@pytest.mark.parametrize("strategy", SUMMARISING)
+async def test_a_record_says_it_once_and_stays_as_it_is_whatever_later_requests_are_offered(
+    strategy: str,
+) -> None:
+    async with bench(strategy=strategy) as made:
+        fit = await made.fit(talk(40, 120), **LOW, searchable=yes)
+        later = await made.fit([*talk(40, 120), says("So."), user("Go on.")])
+    assert (fit.report.status, later.report.status) == (Status.APPLIED, Status.REUSED)
+    assert [each.raw.count(TOOL_NAME.encode()) for each in (fit, later)] == [1, 1]
+    assert later.raw.startswith(prefix(fit))
+
+
+@pytest.mark.parametrize("strategy", SUMMARISING)
+async def test_where_the_tool_is_not_offered_nothing_names_it(strategy: str) -> None:
+    async with bench(strategy=strategy) as made:
+        fit = await made.fit(talk(100), **LOW)
+    assert fit.report.status is Status.APPLIED
+    assert TOOL_NAME.encode() not in fit.raw
+
+
+async def test_a_masked_result_names_the_tool_beside_its_handle() -> None:
+    async with bench() as made:
+        fit = await made.fit(loop(24, lines=95), searchable=yes)
+    assert fit.report.round is None
+    assert b"left out, memory_search id m_" in fit.raw
+    assert b"left out, m_" not in fit.raw
+
+
+async def test_a_chain_of_records_says_it_once_after_every_round() -> None:
+    messages = talk(100)
+    async with bench() as made:
+        await made.fit(messages, searchable=yes)
+        messages += [says("So."), *talk(100)[1:]]
+        second = await made.fit(messages, searchable=yes)
+    assert (second.report.status, second.report.round) == (Status.APPLIED, 2)
+    assert second.raw.count(TOOL_NAME.encode()) == 1
+
+
+def test_the_sentence_is_short() -> None:
+    assert COUNTER.count(SEARCHABLE, "gpt-4o") <= 30
