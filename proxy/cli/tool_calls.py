@@ -7,6 +7,7 @@ the proxy says where it refuses.
 import http.client
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -57,6 +58,7 @@ def _posted(reached: Reached, name: str, arguments: Mapping[str, Any]) -> tuple[
     call = {"name": name, "arguments": arguments}
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call})
     sent = {"content-type": "application/json", "accept": "application/json", "connection": "close"}
-    line.request("POST", f"{parts.path.rstrip('/')}/mcp", body, {**reached.headers, **sent})
-    with line.getresponse() as answer:
+    with closing(line):
+        line.request("POST", f"{parts.path.rstrip('/')}/mcp", body, {**reached.headers, **sent})
+        answer = line.getresponse()
         return answer.status, answer.read(MAX_ANSWER_BYTES)
