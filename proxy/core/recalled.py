@@ -103,9 +103,16 @@ def _fitting(blocks: Iterable[str], count: Count, most_tokens: int) -> Iterator[
         yield block
 
 
+def _harmless(text: str) -> str:
+    """The text as data, and as something that any wire can carry: it has no half of a surrogate pair."""
+    if not text.isascii():
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return defanged(text)
+
+
 def _on_one_line(text: str) -> str:
     """The text, harmless, and with no line in it that could read as where another message is from."""
-    return defanged(" ".join(text.split()))
+    return _harmless(" ".join(text.split()))
 
 
 def _framed(heading: str, blocks: Sequence[str]) -> str:
@@ -147,7 +154,7 @@ def lines_of(text: str) -> list[str]:
     return lines
 
 
-def _harmless(lines: Iterable[str], most_characters: int) -> list[str]:
+def _taken(lines: Iterable[str], most_characters: int) -> list[str]:
     """The first lines, as many as may be shown, made harmless together: a mark may span several."""
     taken: list[str] = []
     for line in lines:
@@ -155,7 +162,7 @@ def _harmless(lines: Iterable[str], most_characters: int) -> list[str]:
         if most_characters < 0:
             break
         taken.append(line)
-    return defanged("\n".join(taken)).split("\n")
+    return _harmless("\n".join(taken)).split("\n")
 
 
 def wanted_lines(lines: str) -> tuple[int, int | None] | None:
@@ -194,7 +201,7 @@ def message_text(found: Remembered, lines: str, count: Count, most_tokens: int =
         return f"The message has {len(every)} lines; there is no line {first}."
     told = _told(found)
     room = most_tokens - count(_framed(f"{told} {_shown(last, last, len(every) + 1)} {DATA}", [""]))
-    taken = _harmless(islice(every, first - 1, last), room * _CHARACTERS_PER_TOKEN)
+    taken = _taken(islice(every, first - 1, last), room * _CHARACTERS_PER_TOKEN)
     kept = list(_fitting(taken, count, room))
     return _framed(f"{told} {_shown(first, first + len(kept) - 1, len(every))} {DATA}", kept)
 
