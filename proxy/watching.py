@@ -5,9 +5,9 @@ Everything here reads. Prices may have to be loaded first; that is waited for on
 
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from proxy.accounts import Accounts, Kept
 from proxy.config.model import Config, for_model
@@ -22,6 +22,7 @@ from proxy.errors import RequestRefused, StoreUnavailable
 from proxy.feed import Feed, Item
 from proxy.history import History
 from proxy.owners import Owners, Seen
+from proxy.ports import Prices
 from proxy.statistics import OTHERS, By, Row, Statistics
 from proxy.storage.records import Records
 from proxy.wishes import Wishing
@@ -36,18 +37,6 @@ _PLACE_BYTES = 64
 _GLOB = frozenset("*?[")
 
 Sort = Literal["last", "tokens", "net", "requests"]
-
-
-class Pricing(Protocol):
-    """Knows what models cost."""
-
-    def of(self, model: str, origin: str) -> Price | None:
-        """The price of a model at an upstream; None where it is not known, or not yet."""
-        ...
-
-    async def ready(self, names: Iterable[tuple[str, str]]) -> None:
-        """Come back when the prices of models at upstreams are known, or cannot be."""
-        ...
 
 
 class Listed(NamedTuple):
@@ -131,7 +120,7 @@ class Watching:
     wishing: Wishing
     statistics: Statistics
     feed: Feed
-    pricing: Pricing
+    pricing: Prices
     config: Config
     origin: str
     now: Callable[[], float] = time.time

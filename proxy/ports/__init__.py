@@ -5,7 +5,15 @@ Adapters implement these; one contract suite runs on every adapter of a port.
 
 from proxy.ports.full_text import Found, FullText, Passage, TextIndex
 from proxy.ports.http import HttpEngine, HttpRequest, HttpResponse
-from proxy.ports.models import Conversation, Discovery, SummaryAnswer, SummaryCall, SummaryModel, TokenCounter
+from proxy.ports.models import (
+    Conversation,
+    Discovery,
+    Prices,
+    SummaryAnswer,
+    SummaryCall,
+    SummaryModel,
+    TokenCounter,
+)
 from proxy.ports.store import Entry, Lease, Record, Store
 
 __all__ = [
@@ -19,6 +27,7 @@ __all__ = [
     "HttpResponse",
     "Lease",
     "Passage",
+    "Prices",
     "Record",
     "Store",
     "SummaryAnswer",

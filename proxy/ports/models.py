@@ -1,10 +1,11 @@
-"""What is asked of models, and about them: counts of tokens, summaries, windows."""
+"""What is asked of models, and about them: counts of tokens, summaries, windows, prices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from proxy.core.message import Message
+from proxy.core.price import Price
 
 
 class TokenCounter(Protocol):
@@ -102,4 +103,20 @@ class Discovery(Protocol):
 
     async def window(self, base_url: str, headers: Mapping[str, str], model: str) -> int | None:
         """The largest input of a model, in tokens; None if the upstream does not say, or not in time."""
+        ...
+
+
+class Prices(Protocol):
+    """Knows what models cost."""
+
+    def of(self, model: str, origin: str) -> Price | None:
+        """The price of a model at an upstream; None where it is not known, or not yet."""
+        ...
+
+    def settled(self, model: str, origin: str) -> bool:
+        """Whether `of` tells all that will be known for now."""
+        ...
+
+    async def ready(self, names: Iterable[tuple[str, str]]) -> None:
+        """Come back when the prices of models at upstreams are known, or cannot be."""
         ...
