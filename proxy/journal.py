@@ -6,21 +6,22 @@ listens; then all that is written.
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import structlog
 
 from proxy.accounts import MAX_LINES, Accounts, Kept, to_fields
-from proxy.core.alike import FAILED_FROM, Alike, added_up
+from proxy.core.alike import Alike, added_up
 from proxy.core.economics import Saving, Standing, saving
 from proxy.core.exchange import Exchange
 from proxy.core.keys import conversation_key
 from proxy.core.price import Price
+from proxy.core.recall_cost import saving_of
 from proxy.feed import EXCHANGE, EXCHANGES_PER_S, Feed
 from proxy.guard import contained
 from proxy.logs import JOURNAL_NOT_WRITTEN
 from proxy.noting import Entry, Groups, Key, Listener, Noted, Raw, parted, slices
+from proxy.ports import Prices
 from proxy.statistics import Statistics
 from proxy.storage.outdated import Outdated
 
@@ -34,22 +35,6 @@ AT_ONCE = 64
 MAX_STANDING = 1_000
 
 _log = structlog.get_logger()
-
-
-class Pricing(Protocol):
-    """Knows what models cost."""
-
-    def of(self, model: str, origin: str) -> Price | None:
-        """The price of a model at an upstream; None where it is not known, or not yet."""
-        ...
-
-    def settled(self, model: str, origin: str) -> bool:
-        """Whether `of` tells all that will be known for now."""
-        ...
-
-    async def ready(self, names: Iterable[tuple[str, str]]) -> None:
-        """Come back when the prices of models at upstreams are known, or cannot be."""
-        ...
 
 
 class Journal:
@@ -73,7 +58,7 @@ class Journal:
         statistics: Statistics,
         feed: Feed,
         outdated: Outdated,
-        pricing: Pricing | None = None,
+        pricing: Prices | None = None,
     ) -> None:
         self._accounts = accounts
         self._statistics = statistics
@@ -224,7 +209,7 @@ class Journal:
         """What an exchange saved, by what is known of its conversation; that is known of it then, too."""
         key = conversation_key(noted.tenant, noted.conversation or "")
         known = self._standing.get(key)
-        made, self._standing[key] = saving(noted.exchange, noted.prefixes, known, price, noted.counted)
+        made, self._standing[key] = saving_of(noted.exchange, noted.prefixes, known, price, noted.counted)
         self._standing.move_to_end(key)
         if len(self._standing) > MAX_STANDING:
             self._standing.popitem(last=False)
@@ -241,7 +226,7 @@ def _unchanged(exchange: Exchange, price: Price | None) -> Saving | None:
     """What `saving` says of an exchange that stands alone and went on as it came; in a tenth of the time."""
     if price is None:
         return None
-    if exchange.code >= FAILED_FROM:
+    if exchange.failed:
         return Saving(0.0)
     if exchange.prompt_tokens is None:
         return None

@@ -15,7 +15,7 @@ from itertools import groupby
 from secrets import token_hex
 from typing import Literal, NamedTuple
 
-from proxy.core.alike import FAILED_FROM, Alike
+from proxy.core.alike import Alike
 from proxy.core.economics import Saving
 from proxy.core.event import Event
 from proxy.core.exchange import Exchange
@@ -125,7 +125,7 @@ class Statistics:
         counters.add(exchange)
         if saving is not None:
             counters.price(saving.cost, saving.gross, saving.cache_loss)
-        elif exchange.code < FAILED_FROM:
+        elif not exchange.failed:
             counters.unpriced += 1
 
     def add_alike(self, alike: Alike) -> None:

@@ -27,7 +27,6 @@ CLOSE_S = 1.5
 # Requests whose spans the rounds that are made in them, or for them later, may be linked to.
 MAX_REQUESTS = 10_000
 _FIELDS = (b"traceparent", b"tracestate")
-_FIRST_ERROR = 400
 _NS = 1_000_000_000
 _w3c = TraceContextTextMapPropagator()
 
@@ -144,7 +143,7 @@ class OtelTrace:
 
     def ended(self, exchange: Exchange, conversation: str | None) -> None:
         """The client has its answer, or will never have one."""
-        error = str(exchange.code or "no-answer") if not 0 < exchange.code < _FIRST_ERROR else ""
+        error = str(exchange.code or "no-answer") if exchange.failed or not exchange.code else ""
         _describe(self._span, _of_request(exchange, conversation))
         spans = [self._span] if self._question is None else [self._question, self._span]
         if self._question is not None:

@@ -17,7 +17,8 @@ from proxy.admin.periods import Time, moment
 from proxy.core.economics import Saving
 from proxy.core.event import Event
 from proxy.core.exchange import Exchange
-from proxy.core.statistics import COUNTS, DOLLARS
+from proxy.core.statistics import COUNTS
+from proxy.core.totals import DOLLARS
 from proxy.feed import HIDDEN
 from proxy.spreadsheet import line
 from proxy.statistics import By

@@ -11,8 +11,8 @@ from typing import Any
 from proxy.accounts import Kept
 from proxy.core.event import Event
 from proxy.core.exchange import Exchange
-from proxy.core.statistics import COUNTS, DOLLARS, Counters
-from proxy.core.totals import Totals
+from proxy.core.statistics import COUNTS, Counters
+from proxy.core.totals import DOLLARS, Totals
 from proxy.detail import Detail
 from proxy.feed import HIDDEN, Item
 from proxy.statistics import Row

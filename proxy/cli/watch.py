@@ -121,9 +121,10 @@ def _fields(data: str) -> Mapping[str, Any]:
 
 def _is_failure(kind: str, fields: Mapping[str, Any]) -> bool:
     from proxy.core.event import FAILURES
+    from proxy.core.exchange import FAILED_FROM
 
     code = fields.get("code")
-    failed = isinstance(code, int) and (code >= 400 or code == 0)
+    failed = isinstance(code, int) and (code >= FAILED_FROM or code == 0)
     return fields.get("kind") in FAILURES or (kind == "exchange" and failed)
 
 

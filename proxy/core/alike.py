@@ -3,11 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from proxy.core.exchange import Exchange
+from proxy.core.exchange import FAILED_FROM, Exchange
 from proxy.core.price import Price
-
-# Status codes from which on an answer is an error.
-FAILED_FROM = 400
 
 
 class Alike(NamedTuple):

@@ -112,7 +112,7 @@ def saving(
     The saving is None where no price is known, or not what the provider has counted. A refused request
     costs nothing, and one that went on as it came saves exactly nothing.
     """
-    known, prompt, refused = known or UNHEARD, exchange.prompt_tokens, exchange.code >= 400
+    known, prompt, refused = known or UNHEARD, exchange.prompt_tokens, exchange.failed
     if refused or prompt is None:
         return (Saving(0.0) if refused and price else None), known
     now = _heard(exchange, prefixes, prompt, counted)
@@ -267,20 +267,18 @@ def pay_back(
     price: Price | None,
     *,
     summary_usd: float | None = 0.0,
-    loss_usd: float | None = None,
     cached_share: float = 1.0,
 ) -> float | None:
     """Requests until a round has paid for its summary and for the cache that it broke.
 
-    Each request after it is shorter by what the round has removed.
+    Each request after it is shorter by what the round has removed. The broken cache is taken to cost what it
+    can at most: as if nothing of what stays had been cached any more.
 
     Args:
         before: Tokens of the request without the round.
         after: Tokens of it with the round.
         price: Of the model that is asked.
         summary_usd: What the summary cost, in dollars.
-        loss_usd: What the broken cache cost, in dollars; None: as if nothing of what stays had been cached
-            any more, which is the most that it can have cost.
         cached_share: How much of a prefix that the provider has read is found cached, 0..1.
 
     Returns None where a price is not known, and where the round never pays.
@@ -288,6 +286,6 @@ def pay_back(
     if price is None or summary_usd is None:
         return None
     hits = int(cached_share * after)
-    lost = price.of(after) - price.of(after, hits) if loss_usd is None else loss_usd
+    lost = price.of(after) - price.of(after, hits)
     won = price.of(before, int(cached_share * before)) - price.of(after, hits)
     return max(0.0, summary_usd + lost) / won if won > 0 else None

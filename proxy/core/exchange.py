@@ -5,6 +5,9 @@ from typing import Any, NamedTuple
 
 from proxy.core.event import number, whole
 
+# Status codes from which on an answer is an error.
+FAILED_FROM = 400
+
 
 class Exchange(NamedTuple):  # made for each request: a dataclass costs four times as much
     """One request and its answer. None means that it is not known: an unread request was not counted.
@@ -31,6 +34,9 @@ class Exchange(NamedTuple):  # made for each request: a dataclass costs four tim
         overhead_s: Seconds that the request took beside waiting for the upstream.
         first_byte_s: Seconds from asking the upstream to the first byte of its answer.
         upstream_s: Seconds from asking the upstream to the end of its answer.
+        recalls: How often the answer went on because the model searched what was removed; None: never.
+        recall_prompt_tokens: Of the input tokens, those that the answers after the first one took.
+        recall_cached_tokens: Of the cached ones, likewise.
     """
 
     at: float
@@ -54,12 +60,21 @@ class Exchange(NamedTuple):  # made for each request: a dataclass costs four tim
     overhead_s: float = 0.0
     first_byte_s: float | None = None
     upstream_s: float | None = None
+    recalls: int | None = None
+    recall_prompt_tokens: int | None = None
+    recall_cached_tokens: int | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the upstream answered with an error; no answer at all is none."""
+        return self.code >= FAILED_FROM
 
 
 # `overhead_s`, `first_byte_s` and `upstream_s` of an exchange.
 Times = tuple[float, float | None, float | None]
 
 _UNKNOWN = (None,) * 9
+_NO_RECALLS = (None,) * 3
 
 
 def unread(
@@ -80,7 +95,8 @@ def unread(
         request_bytes: Of the body.
         times: How long it took.
     """
-    return Exchange._make((at, model, "none", code, request, "", None, "", request_bytes, *_UNKNOWN, *times))
+    told = (at, model, "none", code, request, "", None, "", request_bytes)
+    return Exchange._make((*told, *_UNKNOWN, *times, *_NO_RECALLS))
 
 
 _TEXTS = frozenset({"model", "status", "request", "strategy", "reason"})

@@ -43,20 +43,17 @@ class Price:
         """The prices of a request with so many input tokens."""
         return next((tier for tier in reversed(self.tiers) if prompt > tier.above), self.tiers[0])
 
-    def of(self, prompt: int, cached: int = 0, completion: int = 0, written: int = 0) -> float:
+    def of(self, prompt: int, cached: int = 0, completion: int = 0) -> float:
         """Dollars for a request.
 
         Args:
-            prompt: Input tokens, those of the next two included.
+            prompt: Input tokens, the cached ones included.
             cached: Input tokens that the provider had cached.
             completion: Output tokens.
-            written: Input tokens that it says to have put into its cache.
         """
         tier = self.tiers[0] if len(self.tiers) == 1 else self.at(prompt)
         hit = cached if 0 <= cached <= prompt else min(max(cached, 0), prompt)
-        kept = min(max(written, 0), prompt - hit) if written else 0
-        asked = hit * tier.cached + kept * tier.cache_write + (prompt - hit - kept) * tier.input
-        return (asked + completion * tier.output) / MILLION
+        return (hit * tier.cached + (prompt - hit) * tier.input + completion * tier.output) / MILLION
 
     @property
     def surcharge_tokens(self) -> int | None:

@@ -8,9 +8,10 @@ from functools import partial
 from operator import add
 from typing import Any
 
-from proxy.core.alike import FAILED_FROM, Alike
+from proxy.core.alike import Alike
 from proxy.core.event import COMPACTED, FAILURES, MEASURED, Event, number, whole
 from proxy.core.exchange import Exchange
+from proxy.core.totals import DOLLARS
 
 # Upper bounds of the overhead's buckets, in seconds; what took longer stands in one more.
 OVERHEAD_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -20,7 +21,6 @@ COUNTS = (
     "cached_tokens", "rounds", "failures", "summary_calls", "summary_prompt_tokens",
     "summary_completion_tokens", "unpriced",
 )  # fmt: skip
-DOLLARS = ("cost_usd", "gross_usd", "cache_loss_usd", "summary_usd")
 _COUNTS, _DOLLARS = frozenset(COUNTS), frozenset(DOLLARS)
 
 
@@ -82,7 +82,7 @@ class Counters:
     def add(self, exchange: Exchange) -> None:
         """One more exchange, but for its price."""
         self.requests += 1
-        self.failed += exchange.code >= FAILED_FROM
+        self.failed += exchange.failed
         self.tokens_before += exchange.tokens_before or 0
         self.tokens_after += exchange.tokens_after or 0
         self.prompt_tokens += exchange.prompt_tokens or 0

@@ -9,12 +9,13 @@ from secrets import token_hex
 from starlette.types import Scope
 
 from proxy.compaction.fitting import Ask, Fit, Report, Status
-from proxy.core.exchange import Exchange, unread
+from proxy.core.exchange import FAILED_FROM, Exchange, unread
 from proxy.dialects.usage import Usage
 from proxy.relay.aftermath import Answered
 from proxy.relay.control import UNREAD, Control, report_headers
 from proxy.relay.headers import Headers
 from proxy.relay.identity import Who
+from proxy.relay.recalling import TOOL_TOKENS, Course, Offer
 from proxy.tracing import Trace
 
 # Ids of requests are told apart by the process and a number: they go into logs, and guess nothing.
@@ -53,6 +54,8 @@ class Passage:
         overhead_s: Seconds from its coming to its answer's being relayed that were not the upstream's.
         trace: Follows it; None: nobody does.
         recovered: Whether the upstream had refused it as too long, and took a shorter one.
+        offer: How the model may search what was removed; None: it may not.
+        course: How its answer goes on; None: nothing is to be looked for in it.
     """
 
     who: Who
@@ -72,6 +75,8 @@ class Passage:
     overhead_s: float = 0.0
     trace: Trace | None = None
     recovered: bool = False
+    offer: Offer | None = None
+    course: Course | None = None
 
     @property
     def conversation(self) -> str | None:
@@ -86,7 +91,7 @@ class Passage:
     @property
     def failed(self) -> bool:
         """Whether the upstream answered with an error."""
-        return self.code >= 400
+        return self.code >= FAILED_FROM
 
     @property
     def prefixes(self) -> tuple[bytes, ...]:
@@ -100,8 +105,9 @@ class Passage:
 
     def waited(self, seconds: float) -> None:
         """The upstream has answered, or failed to, after so long."""
-        self.waited_s += seconds
-        self.first_byte_s = seconds
+        if self.course is None:  # else it has answered long ago, and goes on
+            self.waited_s += seconds
+            self.first_byte_s = seconds
 
     def settled(self) -> None:
         """From here on the client waits for nobody but the upstream."""
@@ -131,7 +137,12 @@ class Passage:
         """What is left to do, now that the client has its answer."""
         model = self.ask.model if self.ask else self.model
         whose = self.who.tenant, self.conversation, model, self.request
-        return Answered(*whose, usage, self.scope, self.ask, self.fit, self.failed, self.recovered)
+        fit = self.fit
+        if self.offer is not None and fit is not None and fit.estimate:
+            fit = replace(fit, estimate=fit.estimate + TOOL_TOKENS)
+        if self.course is not None and self.course.hops:  # the others had more to read than was sized
+            usage = self.course.first.result()
+        return Answered(*whose, usage, self.scope, self.ask, fit, self.failed, self.recovered)
 
     def exchange(self, usage: Usage | None) -> Exchange:
         """The request and its answer as figures, now that it has ended."""
@@ -164,4 +175,15 @@ class Passage:
             self.overhead_s,
             first_s,
             upstream_s,
+            *self._recalls(usage),
         )
+
+    def _recalls(self, usage: Usage | None) -> tuple[int | None, int | None, int | None]:
+        """How often the answer went on, and what of `usage` that took; None: it did not, or nobody said."""
+        if self.course is None or not self.course.hops:
+            return None, None, None
+        first = self.course.first.result()
+        if usage is None or first is None:
+            return self.course.hops, None, None
+        more = usage.prompt_tokens - first.prompt_tokens, usage.cached_tokens - first.cached_tokens
+        return self.course.hops, max(0, more[0]), max(0, more[1])
