@@ -8,7 +8,7 @@ import re
 import sqlite3
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from threading import Lock
 
 from proxy.core.ranking import Ranking, Scores, densest
@@ -23,6 +23,7 @@ MAX_FORMS = 256
 # Forms of one word begin alike, but for the last letter of what they share.
 LEAST_SHARED_CHARACTERS = 2
 
+_WORD = re.compile(r"\S+")
 _BEFORE_SPACE = re.compile(r"\s\S*\Z")
 _BEFORE_SEPARATOR = re.compile(r"[\W_][^\W_]*\Z")
 _LISTS = """
@@ -109,7 +110,6 @@ class SqliteTextIndex:
         return int(size[0]) + sum(map(sys.getsizeof, held))
 
     def _search(self, wanted: Query, limit: int) -> list[Found]:
-        held = self._holding(wanted.phrases)
         scores = Scores(self._ranking, self._length)
         worth = self._add_words(wanted, scores)
         for name in wanted.codes:
@@ -118,12 +118,11 @@ class SqliteTextIndex:
         for row, score in scores.shares().items():
             place = self._place[row]
             best[place] = max(best.get(place, (0.0, 0)), (score, -row))
-        if held is not None:
-            best = {place: best.get(place, (1.0, 0)) for place in held}
+        if wanted.phrases:
+            best = {place: best.get(place, (1.0, 0)) for place in self._holding(wanted.phrases)}
         ranked = sorted(best.items(), key=lambda item: (item[1][0], item[0]), reverse=True)[:limit]
         return [
-            Found(place, score, self._offset(-row, worth, wanted.codes) if held is None else held[place])
-            for place, (score, row) in ranked
+            Found(place, score, self._offset(place, -row, wanted, worth)) for place, (score, row) in ranked
         ]
 
     def _add_words(self, wanted: Query, scores: Scores) -> dict[str, tuple[str, float]]:
@@ -155,40 +154,48 @@ class SqliteTextIndex:
         """Rows in which these terms follow one another."""
         return [row for (row,) in self._lists.execute(_FOLLOWING, (f'"{" ".join(name)}"',))]
 
-    def _holding(self, phrases: Sequence[str]) -> dict[int, int] | None:
-        """The texts that hold every phrase, and where the first of them begins; None without phrases."""
-        held: dict[int, int] | None = None
-        for phrase in phrases:
-            found: dict[int, int] = {}
-            pattern = re.compile(r"\s+".join(map(re.escape, phrase.split())), re.IGNORECASE)
-            for place in self._may_hold(phrase) if held is None else held:
-                match = pattern.search(self._texts[place])
-                if match is not None:
-                    found[place] = match.start() if held is None else held[place]
-            held = found
-        return held
+    def _holding(self, phrases: Sequence[str]) -> set[int]:
+        """The texts that hold every phrase."""
+        places = set.intersection(*(self._may_hold(phrase) for phrase in phrases))
+        wanted = [phrase.lower() for phrase in phrases]
+        return {place for place in places if all(each in _plain(self._texts[place]) for each in wanted)}
 
-    def _may_hold(self, phrase: str) -> Iterable[int]:
+    def _may_hold(self, phrase: str) -> set[int]:
         """Texts that hold all terms of a phrase, or all texts if it has none."""
         places: set[int] | None = None
         for term in {term.text for term in terms(phrase)}:
             found = {self._place[row] for row, _ in self._lists.execute(_COUNTS, (term,))}
             places = found if places is None else places & found
-        return range(len(self._texts)) if places is None else places
+        return set(range(len(self._texts))) if places is None else places
 
-    def _offset(
-        self, row: int, worth: Mapping[str, tuple[str, float]], names: Sequence[tuple[str, ...]]
-    ) -> int:
-        """Where in its text the part of a row begins that says most of what was asked: a name if it can."""
-        text, start = self._texts[self._place[row]], self._start[row]
+    def _offset(self, place: int, row: int, wanted: Query, worth: Mapping[str, tuple[str, float]]) -> int:
+        """Where in a text begins what says most of what was asked: a phrase, or in its best row a name."""
+        text, start = self._texts[place], self._start[row]
+        if wanted.phrases:
+            return _original(text, _plain(text).find(wanted.phrases[0].lower()))
         inside = list(terms(text[start : start + ROW_CHARACTERS]))
         said = tuple(term.text for term in inside)
-        for name in names:
+        for name in wanted.codes:
             for first in range(len(said) - len(name) + 1):
                 if said[first : first + len(name)] == name:
                     return start + inside[first].start
         matches = [(term.start, *worth[term.text]) for term in inside if term.text in worth]
         return start + (matches[densest(matches)][0] if matches else 0)
+
+
+def _plain(text: str) -> str:
+    """In lower case, with single spaces."""
+    return " ".join(text.lower().split())
+
+
+def _original(text: str, offset: int) -> int:
+    """Where in a text stands what stands at an offset of what `_plain` makes of it."""
+    passed = 0
+    for match in _WORD.finditer(text):
+        if passed + len(match[0]) > offset:
+            return match.start() + offset - passed
+        passed += len(match[0]) + 1
+    return 0
 
 
 def _cuts(text: str) -> Iterator[tuple[int, int]]:

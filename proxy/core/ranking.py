@@ -7,7 +7,7 @@ extension to multiple weighted fields", CIKM 2004; for weights of words that are
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import log
@@ -70,12 +70,6 @@ class Scores:
         self._most += most
         for row in rows:
             self._sums[row] += most
-
-    def add_phrase(self, rows: Iterable[int]) -> None:
-        """What had to be there, and is there in these rows."""
-        self._most += 1
-        for row in rows:
-            self._sums[row] += 1
 
     def shares(self) -> dict[int, float]:
         """The score of each row that has one: its share of what could be reached, above 0 and at most 1."""

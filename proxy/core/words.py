@@ -20,6 +20,7 @@ MAX_TERM_CHARACTERS = 128
 MAX_QUERY_CHARACTERS = 8_192
 MAX_QUERY_WORDS = 64
 MAX_QUERY_PHRASES = 16
+MAX_PHRASE_CHARACTERS = 256
 MAX_QUERY_PREFIXES = 8
 MAX_QUERY_CODES = 16
 MAX_CODE_TERMS = 32
@@ -38,7 +39,9 @@ _MARKS = (
     "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0903\u093a-\u0963\u0981-\u0983\u09bc-\u0a03"
     "\u0a3c-\u0dff\u0e31-\u0e3a\u0e47-\u0e4e\u0eb1-\u0ecd\u102b-\u103e\u17b6-\u17d3"
 )
-_RUN = re.compile(rf"(?<![^\W_])[0-9]{{1,3}}(?:,[0-9]{{3}})+(?!,?[0-9])|(?:[^\W_]+|[{_MARKS}]+)+")
+_CONTRACTED = r"(?<=[^\W_])['\u2019](?:[dmst]|ll|re|ve)\b"
+_GROUPED = r"(?<![^\W_])[0-9]{1,3}(?:,[0-9]{3}){1,6}(?!,?[0-9])"
+_RUN = re.compile(rf"{_CONTRACTED}|{_GROUPED}|(?:[^\W_]+|[{_MARKS}]+)+")
 _UNSPACED_RUN = re.compile(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
 _IS_UNSPACED = re.compile(f"[{_UNSPACED}]")
 _CAMEL = re.compile(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z]+[0-9]*|[0-9]+")
@@ -51,7 +54,7 @@ _PHRASE = re.compile(r'"([^"]*)"')
 _INNER = re.compile(r"[^\W_](?:[_/\\@#=:]|[./\\:_@-]{2}|\.)[^\W_]")
 _DIGIT = re.compile(r"[0-9]")
 _CAMEL_CASE = re.compile(r"[a-z0-9][A-Z]|[A-Z]{2}[a-z]{2}")
-_EDGES = re.compile(r"^[\W_]+|[\W_]+$")
+_CORE = re.compile(r"[^\W_](?:.*[^\W_])?", re.DOTALL)
 
 # Words that questions are made of, and that say nothing about what is asked.
 _STOPPED = """
@@ -86,7 +89,7 @@ class Query:
         words: Terms that rank, each once; stop words only if nothing else was asked for.
         prefixes: Beginnings of terms.
         codes: Names of one thing, such as paths, ids, versions and amounts, as terms that follow one another.
-        phrases: Texts that must stand in what is found, in any case and with any white space.
+        phrases: Texts that must stand in what is found, in any case and with any white space for a space.
     """
 
     words: tuple[str, ...] = ()
@@ -100,6 +103,8 @@ def terms(text: str) -> Iterator[Term]:
     known: dict[str, tuple[str, ...]] = {}
     for match in _RUN.finditer(text):
         run, start = match[0], match.start()
+        if run[0] in "'\u2019":
+            continue
         if run.isascii():
             if run.islower() or run.isdigit():
                 yield Term(run[:MAX_TERM_CHARACTERS], start)
@@ -151,7 +156,7 @@ def asked(query: str, stop_words: AbstractSet[str] = STOP_WORDS) -> Query:
     """What a query asks for; whatever it holds, it is read somehow."""
     if len(query) > MAX_QUERY_CHARACTERS:
         query = f"{query[: MAX_QUERY_CHARACTERS // 2]} {query[-MAX_QUERY_CHARACTERS // 2 :]}"
-    phrases = [phrase for phrase in _PHRASE.findall(query) if phrase.strip()]
+    phrases = [" ".join(each.split())[:MAX_PHRASE_CHARACTERS].strip() for each in _PHRASE.findall(query)]
     words: dict[str, None] = {}
     prefixes: dict[str, None] = {}
     codes: dict[tuple[str, ...], None] = {}
@@ -160,14 +165,14 @@ def asked(query: str, stop_words: AbstractSet[str] = STOP_WORDS) -> Query:
         if chunk.endswith("*") or (len(found) == 1 and _is_lone(found[0])):
             prefixes |= dict.fromkeys(found[-1:])
             found = found[:-1]
-        elif _is_code(_EDGES.sub("", chunk), found):
+        elif _is_code(chunk, found):
             codes[found] = None
         words |= dict.fromkeys(found)
     return Query(
         words=_ranking(words, stop_words, alone=not prefixes),
         prefixes=tuple(prefixes)[:MAX_QUERY_PREFIXES],
         codes=tuple(codes)[:MAX_QUERY_CODES],
-        phrases=tuple(phrases[:MAX_QUERY_PHRASES]),
+        phrases=tuple(dict.fromkeys(filter(None, phrases)))[:MAX_QUERY_PHRASES],
     )
 
 
@@ -192,11 +197,12 @@ def _ranking(words: Iterable[str], stop_words: AbstractSet[str], *, alone: bool)
 
 
 def _is_code(chunk: str, found: tuple[str, ...]) -> bool:
-    """Whether a chunk of a query names one thing rather than saying something."""
-    if not found or len(found) > MAX_CODE_TERMS or STOP_WORDS.issuperset(found):
+    """Whether a chunk of a query, which has these terms, names one thing rather than saying something."""
+    core = _CORE.search(chunk)
+    if not core or not found or len(found) > MAX_CODE_TERMS or STOP_WORDS.issuperset(found):
         return False
-    if _DIGIT.search(chunk):
-        return len(chunk) >= LEAST_CODE_CHARACTERS
-    if _IS_UNSPACED.match(chunk):
+    if _DIGIT.search(core[0]):
+        return len(core[0]) >= LEAST_CODE_CHARACTERS
+    if _IS_UNSPACED.match(core[0]):
         return len(found) > 1
-    return bool(_INNER.search(chunk) or _CAMEL_CASE.search(chunk))
+    return bool(_INNER.search(core[0]) or _CAMEL_CASE.search(core[0]))
