@@ -7,20 +7,19 @@ the archive is, and bounded as that is. Privileged messages are in neither.
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 
-from proxy.archive import (
+from proxy.archive import Archived, Round
+from proxy.archiving import (
     MAX_MESSAGE_CHARACTERS,
     MAX_MESSAGES,
     MAX_RECORD_CHARACTERS,
     MAX_ROLE_CHARACTERS,
-    Archived,
-    Round,
     fair,
-    messages_of,
     shortened,
 )
 from proxy.core.event import COMPACTED, Event
-from proxy.core.keys import archive_key, detail_key
+from proxy.core.keys import detail_key
 from proxy.history import History
+from proxy.originals import Originals, Place
 from proxy.storage.records import Fields, Item, Records
 
 # Prompts that are kept of one round; of more, the last. Characters of each, its instructions included.
@@ -148,6 +147,7 @@ class Details:
 
     def __init__(self, records: Records, history: History) -> None:
         self._records = records
+        self._originals = Originals(records)
         self._history = history
 
     async def of(self, tenant: str, conversation: str, place: bytes) -> Detail | None:
@@ -163,10 +163,11 @@ class Details:
         event = next(made, None)
         if event is None:
             return None
+        round_made = Round(conversation, event.strategy, place, event.round or 0, event.at)
         for root in await self._history.roots(tenant, conversation):
-            keys = [key(tenant, root, event.strategy, place) for key in (archive_key, detail_key)]
-            archive, detail = await self._records.find(keys)
-            if archive is not None or detail is not None:
-                taken, told = archive or {}, detail or {}
-                return Detail(event, tuple(messages_of(taken)), tuple(prompts_of(told)), tuple(seen_of(told)))
+            removed = await self._originals.of(tenant, [Place(root, round_made)])
+            [told] = await self._records.find([detail_key(tenant, root, event.strategy, place)], hold=False)
+            if removed or told:
+                taken = tuple(each.message for each in removed)
+                return Detail(event, taken, tuple(prompts_of(told or {})), tuple(seen_of(told or {})))
         return Detail(event, (), (), ())

@@ -11,10 +11,13 @@ from collections.abc import AsyncIterator, Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from proxy.archive import KEPT_ARCHIVES, Archived, Round, messages_of, round_of
-from proxy.core.keys import archive_key, archives_key
+from proxy.archive import KEPT_ARCHIVES, Round, round_of
+from proxy.core.keys import archives_key
 from proxy.history import History
-from proxy.storage.records import Fields, Records
+from proxy.originals import Originals, Place, Recalled
+from proxy.storage.records import Records
+
+__all__ = ["Hit", "Recall", "Recalled", "terms"]
 
 MAX_HITS = 100
 MAX_TERMS = 16
@@ -39,6 +42,8 @@ class Hit:
         at: When that was, in seconds since the epoch.
         score: Share of the terms that stand there as whole words, 0 to 1.
         snippet: At most 300 characters around the first match.
+        conversation: The conversation that the round was made in, `c_…`.
+        turn: The turn it belongs to, from 1; 0 before the first; None where it is not known.
     """
 
     message_id: str
@@ -49,19 +54,8 @@ class Hit:
     at: float
     score: float
     snippet: str
-
-
-@dataclass(frozen=True, slots=True)
-class Recalled:
-    """A message that rounds have taken out, whole.
-
-    Attributes:
-        message: The message.
-        round: The round that took it out.
-    """
-
-    message: Archived
-    round: Round
+    conversation: str = ""
+    turn: int | None = None
 
 
 def terms(query: str) -> tuple[str, ...]:
@@ -99,10 +93,10 @@ def _match(text: str, patterns: list[re.Pattern[str]]) -> tuple[float, int] | No
 
 
 def _hits(
-    record: Fields, made: Round, patterns: list[re.Pattern[str]], allowed: Callable[[str], bool]
+    messages: list[Recalled], made: Round, patterns: list[re.Pattern[str]], allowed: Callable[[str], bool]
 ) -> list[Hit]:
     hits: list[Hit] = []
-    for message in messages_of(record):
+    for message in (each.message for each in messages):
         found = _match(message.text, patterns) if allowed(message.id) else None
         if found is not None:
             score, at = found
@@ -115,6 +109,8 @@ def _hits(
                 at=made.at,
                 score=score,
                 snippet=_snippet(message.text, at),
+                conversation=made.conversation,
+                turn=message.turn,
             )
             hits.append(hit)
     return hits
@@ -133,6 +129,7 @@ class Recall:
         self, records: Records, history: History, searched: Callable[[int], None] | None = None
     ) -> None:
         self._records = records
+        self._originals = Originals(records)
         self._history = history
         self._searched = searched
 
@@ -175,37 +172,35 @@ class Recall:
         async for record, made in self._archives(tenant, conversation, known):
             if not _allowed(made, conversation, known)(message_id):
                 continue
-            for message in messages_of(record):
-                if message.id == message_id:
-                    return Recalled(message, made)
+            for each in record:
+                if each.message.id == message_id:
+                    return each
         return None
 
     async def everything(self, tenant: str, conversation: str) -> list[Recalled]:
         """All that rounds of this very conversation have taken out and that is kept, in its order."""
         found: dict[str, Recalled] = {}
-        async for record, made in self._archives(tenant, conversation, _NOBODY):
-            for message in messages_of(record):
-                found.setdefault(message.id, Recalled(message, made))
+        async for record, _ in self._archives(tenant, conversation, _NOBODY):
+            for each in record:
+                found.setdefault(each.message.id, each)
         return sorted(found.values(), key=lambda each: (each.message.index, each.round.at))
 
     async def _archives(
         self, tenant: str, conversation: str, known: AbstractSet[str]
-    ) -> AsyncIterator[tuple[Fields, Round]]:
+    ) -> AsyncIterator[tuple[list[Recalled], Round]]:
         """The archives that may hold messages of a conversation, newest first, read one at a time."""
-        for key, made in await self._keys(tenant, conversation):
-            if made.conversation == conversation or known:
-                [record] = await self._records.find([key])
-                if record is not None:
-                    yield record, made
+        for place in await self._keys(tenant, conversation):
+            if place.made.conversation == conversation or known:
+                yield await self._originals.of(tenant, [place]), place.made
 
-    async def _keys(self, tenant: str, conversation: str) -> list[tuple[str, Round]]:
-        found: dict[str, Round] = {}
+    async def _keys(self, tenant: str, conversation: str) -> list[Place]:
+        found: dict[Place, None] = {}
         for root in await self._history.roots(tenant, conversation):
             for line in await self._records.tail(archives_key(tenant, root), KEPT_ARCHIVES):
                 made = round_of(line)
                 if made is not None:
-                    found[archive_key(tenant, root, made.strategy, made.place)] = made
-        return sorted(found.items(), key=lambda pair: pair[1].at, reverse=True)
+                    found[Place(root, made)] = None
+        return sorted(found, key=lambda place: place.made.at, reverse=True)
 
 
 def _allowed(made: Round, conversation: str, known: AbstractSet[str]) -> Callable[[str], bool]:

@@ -1,24 +1,41 @@
 """The archive of a round holds what it replaced, whole where there is room."""
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy import archive
-from proxy.archive import Archived, Round, archived, messages_of, readable, round_of, shortened
+from proxy import archive, archiving
+from proxy.archive import Archived, Piece, Pieces, Round, messages_of, pieces_of, round_of, text_of
+from proxy.archiving import Original, archived, readable, shortened
 from proxy.core.envelope import pack, unpack
-from proxy.core.keys import archive_key, archives_key, hash_tag
+from proxy.core.keys import archive_key, archives_key, hash_tag, piece_key
 from proxy.core.message import Call, Message, Part
-from proxy.storage.records import Line
+from proxy.storage.records import Fields, Item, Line
 
 ROOT = bytes(32)
 ROUND = Round("c_1", "chained", bytes(range(64)), 2, 5.5)
 
 
+def originals(*messages: Message, first: int = 0) -> list[Original]:
+    """Messages from this index on, all of one turn."""
+    return [Original(first + k, f"m_{first + k}", 1, each) for k, each in enumerate(messages)]
+
+
+def stored(items: Iterable[Item]) -> dict[str, Fields]:
+    """What a store gives back of these, by key."""
+    return {item.key: unpack(pack(item.fields)) or {} for item in items}
+
+
 def archive_of(*messages: Message) -> list[Archived]:
     """What a store gives back of the archive of these messages."""
-    numbered = [(index, f"m_{index}", message) for index, message in enumerate(messages)]
-    item, _ = archived("t_1", ROOT, ROUND, numbered, 60.0)
-    return list(messages_of(unpack(pack(item.fields)) or {}))
+    items = archived("t_1", ROOT, ROUND, originals(*messages), 60.0).items
+    held = stored(items)
+    pieces = pieces_of(held[items[0].key])
+    texts = {name: text_of(held[piece_key("t_1", ROOT, name)]) or "" for name, _ in pieces.texts}
+    stretches = [held[piece_key("t_1", ROOT, name)] for name, _ in pieces.stretches]
+    return [each for stretch in stretches for each in messages_of(stretch, texts)]
 
 
 def test_a_message_is_archived_as_text_with_its_calls_and_parts() -> None:
@@ -30,27 +47,40 @@ def test_a_message_is_archived_as_text_with_its_calls_and_parts() -> None:
         Message("assistant", refusal="I cannot."),
     ]
     assert archive_of(*messages) == [
-        Archived("m_0", 0, "user", "Look:\n[image_url]"),
-        Archived("m_1", 1, "assistant", 'read_file({"path": "a.py"})\nls()'),
-        Archived("m_2", 2, "tool", "print(1)"),
-        Archived("m_3", 3, "assistant", "I cannot."),
+        Archived("m_0", 0, "user", "Look:\n[image_url]", 1),
+        Archived("m_1", 1, "assistant", 'read_file({"path": "a.py"})\nls()', 1),
+        Archived("m_2", 2, "tool", "print(1)", 1),
+        Archived("m_3", 3, "assistant", "I cannot.", 1),
     ]
 
 
 def test_the_record_and_its_line_name_the_round_and_are_committed_in_its_scope() -> None:
-    item, line = archived("t_1", ROOT, ROUND, [], 60.0)
+    (item,), line, pieces = archived("t_1", ROOT, ROUND, [], 60.0)
     key = archive_key("t_1", ROOT, "chained", ROUND.place)
-    assert (item.key, item.ttl_s, round_of(item.fields)) == (key, 60.0, ROUND)
+    assert (item.key, item.ttl_s, round_of(item.fields), pieces) == (key, 60.0, ROUND, Pieces((), ()))
     assert line == Line(archives_key("t_1", ROOT), line.fields, 60.0, archive.KEPT_ARCHIVES)
-    assert round_of(line.fields) == ROUND
+    assert (round_of(line.fields), line.fields["bytes"]) == (ROUND, 0)
     assert hash_tag(item.key) == hash_tag(line.key)
+
+
+def test_a_text_that_comes_again_is_one_piece_and_so_is_what_a_branch_has_in_common() -> None:
+    file = "x" * 150_000
+    before = [Message("user", f"Step {k} of many.") for k in range(70)]
+    read = Message("tool", file, answers=("1",))
+    one = archived("t_1", ROOT, ROUND, originals(*before, read, read), 60.0)
+    other = replace(ROUND, place=bytes(64), strategy="full")
+    branch = archived("t_1", ROOT, other, originals(*before, Message("user", "Else."), read), 60.0)
+    assert one.pieces.texts == branch.pieces.texts == (Piece(one.pieces.texts[0].name, 150_000),)
+    assert [len(one.pieces.stretches), len({*one.pieces.stretches, *branch.pieces.stretches})] == [3, 4]
+    assert len(stored((*one.items, *branch.items))) == 2 + 4 + 1
+    assert one.line.fields["bytes"] == 150_000 + sum(len(each.text) for each in before)
 
 
 def test_a_huge_message_keeps_its_beginning_and_its_end() -> None:
     text = "a" * 200_000 + "b" * 200_000
     [found] = archive_of(Message("tool", text, answers=("1",)))
-    left_out = 400_000 - archive.MAX_MESSAGE_CHARACTERS
-    half = archive.MAX_MESSAGE_CHARACTERS // 2
+    left_out = 400_000 - archiving.MAX_MESSAGE_CHARACTERS
+    half = archiving.MAX_MESSAGE_CHARACTERS // 2
     assert found.text == "a" * half + f"\n[… {left_out} characters left out …]\n" + "b" * half
 
 
@@ -59,12 +89,12 @@ def test_where_a_record_would_be_too_large_the_small_messages_stay_whole() -> No
     huge = [Message("tool", "x" * 300_000, answers=("1",)) for _ in range(12)]
     found = archive_of(small, *huge)
     assert found[0].text == small.text
-    assert sum(len(each.text) for each in found) < archive.MAX_RECORD_CHARACTERS + 13 * 60
+    assert sum(len(each.text) for each in found) < archiving.MAX_RECORD_CHARACTERS + 13 * 60
 
 
 def test_of_too_many_messages_the_newest_are_archived() -> None:
-    found = archive_of(*[Message("user", "hi")] * (archive.MAX_MESSAGES + 3))
-    assert (len(found), found[0].index) == (archive.MAX_MESSAGES, 3)
+    found = archive_of(*[Message("user", "hi")] * (archiving.MAX_MESSAGES + 3))
+    assert (len(found), found[0].index) == (archiving.MAX_MESSAGES, 3)
 
 
 @given(st.text(max_size=60), st.integers(2, 40))
@@ -91,6 +121,16 @@ def test_an_empty_message_is_no_text() -> None:
 
 def test_what_is_no_archive_is_empty_and_what_is_no_message_is_passed_over() -> None:
     rows = [["m_1", 0, "user", "good"], ["m_2", "0", "user", "bad"], 5, None, ["m_3"]]
-    assert list(messages_of({"messages": rows})) == [Archived("m_1", 0, "user", "good")]
+    rows += [["m_4", 4, "tool", {"piece": "a"}, 1], ["m_5", 5, "tool", {"piece": "b"}, None]]
+    assert list(messages_of({"messages": rows}, {"b": "text"})) == [
+        Archived("m_1", 0, "user", "good"),
+        Archived("m_5", 5, "tool", "text"),
+    ]
     assert list(messages_of({"messages": "none"})) == list(messages_of({})) == []
     assert round_of({"conversation": "c_1", "place": 5}) is None
+    assert text_of({"text": 5}) is None
+
+
+def test_what_a_version_before_wrote_counts_with_its_size() -> None:
+    assert pieces_of({"messages": [["m_1", 0, "user", "größe"]]}) == Pieces((), (), 7)
+    assert pieces_of({"stretches": [["a", 1], ["b"], 5], "texts": None}) == Pieces((Piece("a", 1),), ())

@@ -3,7 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.archive import MAX_RECORD_CHARACTERS, Round
+from proxy.archive import Round
+from proxy.archiving import MAX_RECORD_CHARACTERS
 from proxy.core.envelope import pack, unpack
 from proxy.core.keys import archive_key, detail_key, hash_tag
 from proxy.detail import (

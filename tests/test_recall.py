@@ -3,7 +3,8 @@
 import pytest
 
 from proxy.adapters.memory_store import MemoryStore
-from proxy.archive import Archived, Round, archived
+from proxy.archive import Archived, Round
+from proxy.archiving import Original, archived
 from proxy.core.message import Message
 from proxy.history import History
 from proxy.ports import Store
@@ -38,11 +39,11 @@ async def taken(
     await History(records, DAY_S).rooted("t_1", conversation, root)
     made = Round(conversation, strategy, number.to_bytes(64, "big"), number, float(number))
     messages = [
-        (10 * number + index, f"m_{10 * number + index}", Message("user", text))
+        Original(10 * number + index, f"m_{10 * number + index}", 1, Message("user", text))
         for index, text in enumerate(texts)
     ]
-    item, line = archived("t_1", root, made, messages, DAY_S)
-    await records.save(f"{item.key}:x", {}, ttl_s=DAY_S, also=[item, line])
+    items, line, _ = archived("t_1", root, made, messages, DAY_S)
+    await records.save(f"{items[0].key}:x", {}, ttl_s=DAY_S, also=[*items, line])
     return made
 
 
@@ -61,7 +62,7 @@ async def test_a_hit_says_where_it_stood_and_what_took_it_out() -> None:
     store = MemoryStore()
     await taken(store, 2, "a", "The secret word is swordfish.")
     assert await recall(store).search(*WHO, "swordfish", 5) == [
-        Hit("m_21", 21, "user", 2, "chained", 2.0, 1.0, "The secret word is swordfish.")
+        Hit("m_21", 21, "user", 2, "chained", 2.0, 1.0, "The secret word is swordfish.", "c_1", 1)
     ]
 
 
@@ -143,7 +144,7 @@ async def test_a_branch_finds_what_another_archived_of_messages_that_are_its_own
 async def test_a_message_is_given_whole(store: Store) -> None:
     text = "line\n" * 1_000
     made = await taken(store, 1, "first", text)
-    assert await recall(store).message(*WHO, "m_11") == Recalled(Archived("m_11", 11, "user", text), made)
+    assert await recall(store).message(*WHO, "m_11") == Recalled(Archived("m_11", 11, "user", text, 1), made)
     assert await recall(store).message(*WHO, "m_99") is None
 
 

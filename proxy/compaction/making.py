@@ -5,11 +5,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 import structlog
 
 from proxy.announcing import Listener, unheard
-from proxy.archive import Round, archived
+from proxy.archive import Round
+from proxy.archiving import Archive, Original, archived
 from proxy.compaction.beside import beside
 from proxy.compaction.checkpoint_index import CheckpointIndex
 from proxy.compaction.gleanings import Gleanings
@@ -52,11 +54,18 @@ class _Account:
 
     Attributes:
         facts: Which facts of what it replaced are still seen.
-        items: Its archive, and what making it took.
+        archive: What it took out; None: nothing.
+        detail: What making it took.
     """
 
     facts: Facts
-    items: tuple[Item | Line, ...]
+    archive: Archive | None
+    detail: Item
+
+    @property
+    def items(self) -> tuple[Item | Line, ...]:
+        """What is committed."""
+        return (*self.archive.items, self.archive.line, self.detail) if self.archive else (self.detail,)
 
 
 class Making:
@@ -209,12 +218,18 @@ class Making:
     def _account(self, job: Job, made: Checkpoint, at: float) -> _Account:
         """What this round took out or shortened, what that took, and what the model sees then."""
         about = Round(job.conversation, made.strategy, job.place, made.round, at)
-        named = [(k, message_id(job.prefixes[k]), job.messages[k]) for k in job.taken]
-        archive = archived(job.tenant, job.root, about, named, job.ttl_s) if named else ()
+        originals = _originals(job)
+        archive = archived(job.tenant, job.root, about, originals, job.ttl_s) if originals else None
         prompts = tuple(job.brief.spent.prompts) if job.brief else ()
         seen = tuple(seen_after(job, made))
         detail = detail_item(job.tenant, job.root, about, prompts, seen, job.ttl_s)
-        return _Account(facts_of(job, seen, self.gleanings), (*archive, detail))
+        return _Account(facts_of(job, seen, self.gleanings), archive, detail)
+
+
+def _originals(job: Job) -> list[Original]:
+    """What the round takes out or shortens, to be archived."""
+    turns = list(accumulate(each.role == "user" for each in job.messages))
+    return [Original(k, message_id(job.prefixes[k]), turns[k], job.messages[k]) for k in job.taken]
 
 
 def _checkpoint(job: Job, said: _Texts, puts: tuple[Put, ...]) -> Checkpoint:

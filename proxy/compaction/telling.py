@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from proxy.announcing import event_id
-from proxy.archive import readable
+from proxy.archiving import readable
 from proxy.compaction.asking import Price, Spent
 from proxy.compaction.gleanings import Gleanings
 from proxy.compaction.jobs import Job

@@ -7,7 +7,8 @@ name of a model, or text as it came. Every store and every version keeps these n
 | scope | kinds |
 | --- | --- |
 | tenant and root | `checkpoint` (its lease: `…:lease`), `checkpoints`, `staged`, `archive`, `archives` |
-| | `detail`, `rounds`, `anchors` |
+| | `piece`, `detail`, `rounds`, `anchors` |
+| tenant | `archived` (its lease: `…:lease`) |
 | tenant and conversation | `conversation`, `events`, `exchanges`, `roots`, `wishes` |
 | conversation | `tenant` |
 | nobody, and a day | `hours`, `writers`, `recent` |
@@ -84,13 +85,24 @@ def lease_key(key: str) -> str:
 
 
 def archive_key(tenant: str, root: bytes, strategy: str, place: bytes) -> str:
-    """Record: the original messages that the checkpoint at this place replaced."""
+    """Record: which pieces hold the original messages that the checkpoint at this place replaced."""
     return f"{_scope(tenant, root)}:archive:{strategy}:{place.hex()}"
 
 
 def archives_key(tenant: str, root: bytes) -> str:
     """List: where the archives of a root are, of all strategies; committed at once with each."""
     return f"{_scope(tenant, root)}:archives"
+
+
+def piece_key(tenant: str, root: bytes, name: str) -> str:
+    """Record: messages, or one text, that archives of a root name by a digest of the content."""
+    return f"{_scope(tenant, root)}:piece:{name}"
+
+
+@_remembered
+def archived_key(tenant: str) -> str:
+    """List: the archives that a tenant has, and those that it has no more."""
+    return f"{_scope(tenant, 'archived')}:archived"
 
 
 def detail_key(tenant: str, root: bytes, strategy: str, place: bytes) -> str:

@@ -13,7 +13,8 @@ from proxy.adapters.memory_store import MemoryStore
 from proxy.admin.access import Access
 from proxy.admin.api import Api
 from proxy.admin.app import Readiness, create_admin
-from proxy.archive import Round, archived
+from proxy.archive import Round
+from proxy.archiving import Original, archived
 from proxy.core.event import COMPACTED, Event
 from proxy.core.exchange import Exchange
 from proxy.core.keys import checkpoints_key
@@ -94,11 +95,14 @@ class Place:
         )
         await self.history.rooted(TENANT, NAME, ROOT)
         made = Round(NAME, "chained", place(number), number, float(number))
-        taken = [(10 * number + index, f"m_{number}{index}", each) for index, each in enumerate(messages)]
-        item, line = archived(TENANT, ROOT, made, taken, DAY_S)
+        taken = [
+            Original(10 * number + index, f"m_{number}{index}", 1, each)
+            for index, each in enumerate(messages)
+        ]
+        (item, *pieces), line, _ = archived(TENANT, ROOT, made, taken, DAY_S)
         told = round_line(TENANT, ROOT, event, DAY_S)
         listed = Line(checkpoints_key(TENANT, ROOT, "chained"), {"place": event.place}, DAY_S, 200)
-        await self.records.save(f"{item.key}:x", {}, ttl_s=DAY_S, also=[item, line, told, listed])
+        await self.records.save(f"{item.key}:x", {}, ttl_s=DAY_S, also=[item, *pieces, line, told, listed])
 
 
 @asynccontextmanager
@@ -253,6 +257,8 @@ async def test_what_was_taken_out_is_found_and_given_whole() -> None:
             "at": 2.0,
             "score": 1.0,
             "snippet": snippet,
+            "conversation": NAME,
+            "turn": 1,
         }
         for index, role, snippet in (
             (1, "tool", "port: 80 \ud83d"),
@@ -275,8 +281,9 @@ async def test_a_conversation_is_forgotten_whole_and_comes_back_when_it_is_used_
     async with two_rounds() as (here, client):
         await client.post(f"{PATH}/compact")
         answer = await client.delete(PATH)
-        # two checkpoints, their archives, lists of both and of rounds; totals, exchanges, roots, events, mark
-        assert (answer.status_code, answer.json()) == (200, {"deleted": 12})
+        # two checkpoints, their archives of one piece each, lists of both and of rounds; totals, exchanges,
+        # roots, events, mark
+        assert (answer.status_code, answer.json()) == (200, {"deleted": 14})
         assert error_of(await client.get(PATH)) == (404, "conversation_not_found")
         await here.owners.note(TENANT, NAME)
         told = (await client.get(PATH)).json()
@@ -296,7 +303,7 @@ async def test_a_tenant_is_forgotten_whole_and_nobody_else() -> None:
         answer = await client.delete(f"{PATH}/tenant")
 
         # as in the test above, but for its mark a pin; the other's totals, exchanges, wishes and events
-        assert (answer.status_code, answer.json()) == (200, {"deleted": 16})
+        assert (answer.status_code, answer.json()) == (200, {"deleted": 18})
         assert error_of(await client.get(PATH)) == (404, "conversation_not_found")
         other, foreign = [
             await client.get(f"/admin/v1/conversations/{name}") for name in ("c_other", "c_foreign")

@@ -5,7 +5,8 @@ import time
 import pytest
 
 from proxy.adapters.memory_store import MemoryStore
-from proxy.archive import Round, archived
+from proxy.archive import Round
+from proxy.archiving import Original, archived
 from proxy.core.message import Message
 from proxy.history import History
 from proxy.recall import MAX_HITS, SNIPPET_CHARACTERS, Recall
@@ -27,11 +28,10 @@ async def recall(texts: dict[str, list[str]]) -> Recall:
     history = History(records, DAY_S)
     for tenant, taken in texts.items():
         await history.rooted(tenant, CONVERSATION, ROOT)
-        messages = [(k, f"m_{tenant}{k}", Message("tool", text)) for k, text in enumerate(taken)]
-        item, line = archived(
-            tenant, ROOT, Round(CONVERSATION, "chained", bytes(64), 1, 1.0), messages, DAY_S
-        )
-        await records.save(f"{item.key}:x", {}, ttl_s=DAY_S, also=[item, line])
+        made = Round(CONVERSATION, "chained", bytes(64), 1, 1.0)
+        messages = [Original(k, f"m_{tenant}{k}", 1, Message("tool", text)) for k, text in enumerate(taken)]
+        items, line, _ = archived(tenant, ROOT, made, messages, DAY_S)
+        await records.save(f"{items[0].key}:x", {}, ttl_s=DAY_S, also=[*items, line])
     return Recall(records, history)
 
 
