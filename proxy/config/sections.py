@@ -109,8 +109,6 @@ class StoreSection(BaseModel):
     """How long a record is kept after it was written: 90s, 15m, 12h, 30d."""
     encryption_keys: tuple[SecretStr, ...] = ()
     """Keys that seal records, newest first: 32 bytes in base64 (extra `crypto`). Empty: not sealed."""
-    keep_requests: Annotated[str, Only("auto")] = "auto"
-    """Whether the last request of a conversation is kept."""
 
     @property
     def ttl_s(self) -> float:

@@ -261,7 +261,7 @@ def test_variables_expand_in_strings(tmp_path: Path) -> None:
     ("text", "place", "working"),
     [
         ("upstream: {stream_usage: inject}", "upstream.stream_usage", '"observe"'),
-        ("store: {keep_requests: none}", "store.keep_requests", '"auto"'),
+        ("observability: {trace_content: true}", "observability.trace_content", "false"),
     ],
 )
 def test_a_key_of_a_later_version_takes_its_neutral_value_only(
