@@ -220,10 +220,11 @@ class Parts:
         """Whether requests can be served, and how the store is."""
         return Readiness(self.ready, "ok" if self.records.reachable else "down", __version__)
 
-    def _ordering(self, config: Config) -> Ordering:
-        return Ordering(
-            instructions, lambda tenant, prefix: minted(self.secret.value, tenant, prefix), config.store.ttl_s
-        )
+    def _ordering(self, config: Config, *, keeps: bool = True) -> Ordering:
+        def named(tenant: str, prefix: bytes) -> str:
+            return minted(self.secret.value, tenant, prefix)
+
+        return Ordering(instructions, named, config.store.ttl_s, keeps=keeps)
 
     def aside(self, config: Config) -> Aside:
         """What compacts without keeping anything."""
@@ -232,7 +233,7 @@ class Parts:
             self.reading,
             self.learning,
             self.making.summarising,
-            self._ordering(config),
+            self._ordering(config, keeps=False),
             Announcing(self.statistics.heard, self.metrics.event),
         )
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import structlog
 
 from proxy.compaction.cutting import cut, sized
-from proxy.compaction.fitting import Ask, Fit, Mode, Report, Status
+from proxy.compaction.fitting import Ask, Fit, Forwarded, Mode, Report, Status
 from proxy.compaction.policies import policy_for
 from proxy.compaction.replacing import QUIET, Replacing
 from proxy.compaction.view import View
@@ -249,7 +249,10 @@ class Compactor:
         footing = view.footing() if settled.whole else None
         guessed = any(map(_PARTS, settled.messages)) if settled.changed else view.guessed
         listed = view.counted(view.messages)
-        return Fit(raw, view.counted(settled.messages), report, footing, guessed, ahead, listed)
+        put = None
+        if view.earlier is not None and settled.changed and settled.whole:
+            put = Forwarded(settled.messages, view.body, view.earlier)
+        return Fit(raw, view.counted(settled.messages), report, footing, guessed, ahead, listed, put)
 
 
 def _due(view: View) -> str | None:

@@ -7,11 +7,9 @@ from typing import NamedTuple
 
 from proxy.compaction.summarising import SummaryRoute
 from proxy.config.model import ModelSettings
+from proxy.core.checkpoint import Checkpoint
+from proxy.core.message import Message
 from proxy.dialects.chat import Body
-
-
-def _never() -> bool:
-    return False
 
 
 class Mode(StrEnum):
@@ -55,8 +53,6 @@ class Ask:
         strategy: The strategy that the client asked for, if it named one.
         lower_output: Whether the output asked for may be lowered to make the request fit.
         pins: What the client wants to be kept word for word.
-        searchable: Says whether the model is offered the tool that finds what a round takes out. Few requests
-            need to know.
     """
 
     body: Body
@@ -73,7 +69,6 @@ class Ask:
     strategy: str | None = None
     lower_output: bool = False
     pins: tuple[str, ...] = ()
-    searchable: Callable[[], bool] = _never
 
     @property
     def routes(self) -> tuple[SummaryRoute, ...]:
@@ -129,6 +124,20 @@ class Footing(NamedTuple):
     standing: bytes
 
 
+class Forwarded(NamedTuple):
+    """A list that is forwarded in place of the client's, with a round in force and nothing cut from it.
+
+    Attributes:
+        messages: The list.
+        body: The client's non-privileged messages.
+        checkpoint: The round.
+    """
+
+    messages: tuple[Message, ...]
+    body: tuple[Message, ...]
+    checkpoint: Checkpoint
+
+
 @dataclass(frozen=True, slots=True)
 class Fit:
     """A request that fits, as far as it could be made to.
@@ -141,6 +150,8 @@ class Fit:
         guessed: Whether it holds images and the like, which we may price too high.
         ahead: Whether there is work to be done ahead of need, once the client has its answer.
         listed: Tokens of what the client sent, counted as `estimate` is.
+        forwarded: The list that is forwarded; None where it is the client's, or was cut.
+        added: Tokens of `estimate` that neither the client nor a round has put there (`proxy.reminding`).
     """
 
     raw: bytes
@@ -150,3 +161,5 @@ class Fit:
     guessed: bool = False
     ahead: bool = False
     listed: int = 0
+    forwarded: Forwarded | None = None
+    added: int = 0

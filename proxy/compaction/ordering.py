@@ -6,6 +6,7 @@ from functools import partial
 
 from proxy.compaction.beside import beside
 from proxy.compaction.brief import Aligned, Brief
+from proxy.compaction.fitting import Ask
 from proxy.compaction.jobs import Job
 from proxy.compaction.planning import Draft, pins_of
 from proxy.compaction.stand_ins import task_text
@@ -16,7 +17,11 @@ from proxy.core.keys import checkpoint_keys
 from proxy.core.language import language
 from proxy.core.places import place_to_be
 from proxy.core.policy import Policy
+from proxy.core.recall_offer import offered
+from proxy.core.recalled import TOOL_NAME
 from proxy.core.repair import repair
+from proxy.dialects.tools import offering
+from proxy.errors import Unreadable
 
 
 class Ordering:
@@ -26,6 +31,7 @@ class Ordering:
         instructions: System prompt of the summary call for a model's settings and a strategy.
         minted: A conversation's id, for a tenant and a prefix digest, where the client gave none.
         ttl_s: Seconds that checkpoints are kept.
+        keeps: Whether what rounds take out can be searched afterwards.
     """
 
     def __init__(
@@ -33,10 +39,13 @@ class Ordering:
         instructions: Callable[[ModelSettings, Policy], str],
         minted: Callable[[str, bytes], str],
         ttl_s: float,
+        *,
+        keeps: bool = True,
     ) -> None:
         self._instructions = instructions
         self._minted = minted
         self.ttl_s = ttl_s
+        self._keeps = keeps
 
     async def job(self, view: View, draft: Draft, due: str) -> Job:
         """Everything that making the round needs; `view.root` is there."""
@@ -81,7 +90,7 @@ class Ordering:
             timeout_s=ask.settings.summary.timeout_s,
             ttl_s=self.ttl_s,
             basis=view.basis,
-            searchable=ask.searchable(),
+            searchable=self._keeps and _searchable(ask),
         )
         return replace(job, brief=self._brief(view, job)) if plan.groups else job
 
@@ -109,6 +118,21 @@ class Ordering:
             said=said,
             aligned=aligned,
         )
+
+
+def _searchable(ask: Ask) -> bool:
+    """Whether the model will be offered the tool that finds what is removed, as far as it can be known now.
+
+    What is written of it stands for good; a later request may yet bring no tools, or ask for several answers.
+    """
+    if ask.settings.recall.tool == "none":
+        return False
+    try:
+        found = offering(ask.body.raw, TOOL_NAME)
+    except Unreadable:
+        return False
+    has_tools, model = found.has_tools, ask.model
+    return found.possible and offered(ask.settings, compacted=True, has_tools=has_tools, model=model, n=1)
 
 
 def _earlier(view: View, job: Job) -> tuple[str, ...]:

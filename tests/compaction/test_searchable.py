@@ -6,14 +6,11 @@ from proxy.compaction.fitting import Status
 from proxy.compaction.stand_ins import SEARCHABLE
 from proxy.core.policy import STRATEGIES
 from proxy.core.recalled import TOOL_NAME
-from tests.compaction.bench import COUNTER, bench, loop, prefix, says, talk, user
+from tests.compaction.bench import COUNTER, JsonObject, bench, loop, prefix, says, talk, user
 
 SUMMARISING = tuple(name for name, row in STRATEGIES.items() if row.summary)
 LOW = {"trigger_tokens": 3_000}
-
-
-def yes() -> bool:
-    return True
+OFFERED = {"tools": True, "recall": {"tool": "inject"}}
 
 
 @pytest.mark.parametrize("strategy", SUMMARISING)
@@ -21,7 +18,7 @@ async def test_a_record_says_it_once_and_stays_as_it_is_whatever_later_requests_
     strategy: str,
 ) -> None:
     async with bench(strategy=strategy) as made:
-        fit = await made.fit(talk(40, 120), **LOW, searchable=yes)
+        fit = await made.fit(talk(40, 120), **LOW, model=OFFERED)
         later = await made.fit([*talk(40, 120), says("So."), user("Go on.")])
     assert (fit.report.status, later.report.status) == (Status.APPLIED, Status.REUSED)
     assert [each.raw.count(TOOL_NAME.encode()) for each in (fit, later)] == [1, 1]
@@ -36,9 +33,17 @@ async def test_where_the_tool_is_not_offered_nothing_names_it(strategy: str) -> 
     assert TOOL_NAME.encode() not in fit.raw
 
 
+@pytest.mark.parametrize("body", [{"n": 2}, {"functions": [{"name": "read"}]}])
+async def test_nor_where_the_request_could_not_have_the_tool(body: JsonObject) -> None:
+    async with bench() as made:
+        fit = await made.fit(talk(100), model=OFFERED, body=body)
+    assert fit.report.status is Status.APPLIED
+    assert TOOL_NAME.encode() not in fit.raw
+
+
 async def test_a_masked_result_names_the_tool_beside_its_handle() -> None:
     async with bench() as made:
-        fit = await made.fit(loop(24, lines=95), searchable=yes)
+        fit = await made.fit(loop(24, lines=95), model=OFFERED)
     assert fit.report.round is None
     assert b"left out, memory_search id m_" in fit.raw
     assert b"left out, m_" not in fit.raw
@@ -47,9 +52,9 @@ async def test_a_masked_result_names_the_tool_beside_its_handle() -> None:
 async def test_a_chain_of_records_says_it_once_after_every_round() -> None:
     messages = talk(100)
     async with bench() as made:
-        await made.fit(messages, searchable=yes)
+        await made.fit(messages, model=OFFERED)
         messages += [says("So."), *talk(100)[1:]]
-        second = await made.fit(messages, searchable=yes)
+        second = await made.fit(messages, model=OFFERED)
     assert (second.report.status, second.report.round) == (Status.APPLIED, 2)
     assert second.raw.count(TOOL_NAME.encode()) == 1
 
