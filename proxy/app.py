@@ -264,6 +264,7 @@ def _chat(config: Config, parts: Parts, upstream: Upstream, gate: Gate, admissio
         secret=lambda: parts.secret.value,
         admission=admission,
         tracer=parts.tracer,
+        memory=parts.memory if any(row.settings.recall.tool != "none" for row in config.by_glob) else None,
     )
 
 

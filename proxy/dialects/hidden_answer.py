@@ -33,6 +33,8 @@ class HiddenAnswer:
     def take(self, body: bytes, *, hidden: bool) -> bytes | None:
         """What the client gets where this is the last answer; None: calls of ours are to be answered first.
 
+        A first answer without them is given back as it is; of a later one that is no JSON nothing is given.
+
         Args:
             body: The upstream's answer.
             hidden: Whether calls in it may be answered. Else they are left out.
@@ -53,7 +55,9 @@ class HiddenAnswer:
             return None
         if self._calls.mine:
             _left_out(choice, message, shown)
-        return self._joined(payload, choice, message) if message else body
+        if message:
+            return self._joined(payload, choice, message)
+        return body if payload else b""  # perhaps an error
 
     @property
     def calls(self) -> tuple[Call, ...]:

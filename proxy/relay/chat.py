@@ -19,21 +19,29 @@ from proxy.dialects.overflow import detect
 from proxy.dialects.usage import UsageTap
 from proxy.errors import Overloaded, Unreadable, UpstreamError
 from proxy.logs import REQUEST
+from proxy.memory import Memory
 from proxy.relay.admission import Admission
 from proxy.relay.aftermath import Aftermath, Answered
 from proxy.relay.control import ASKING, Control, control
-from proxy.relay.exchange import Answer, Upstream, build_request, open_answer, relay_back, send_error
+from proxy.relay.exchange import (
+    PEEK_BYTES,
+    Answer,
+    Upstream,
+    build_request,
+    open_answer,
+    relay_back,
+    send_error,
+)
 from proxy.relay.gate import Gate
 from proxy.relay.headers import first_values, length_of, value
 from proxy.relay.identity import Identities, origin
 from proxy.relay.inbound import read_body, while_connected
+from proxy.relay.one_answer import relay_one
 from proxy.relay.passage import Passage, request_id
 from proxy.relay.paths import deployment
+from proxy.relay.recalling import Course, Offer, asked_with, offer
 from proxy.relay.summary_routes import summary_routes
 from proxy.tracing import Tracer
-
-# How much of an error's body is looked at, in bytes.
-PEEK_BYTES = 65_536
 
 USUAL = Control()
 
@@ -50,9 +58,10 @@ class Chat:
         secret: Gives the key of the digests that tell tenants apart.
         admission: Places for requests under way.
         tracer: Follows requests; None: nobody does.
+        memory: What models may search; None: no model is offered that.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a request needs, by name
         self,
         config: Config,
         upstream: Upstream,
@@ -63,6 +72,7 @@ class Chat:
         secret: Callable[[], bytes],
         admission: Admission,
         tracer: Tracer | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self._config = config
         self._upstream = upstream
@@ -77,6 +87,7 @@ class Chat:
         self._identities = Identities(self._origin, session.tenant, session.headers, known=known)
         self._admission = admission
         self._tracer = tracer
+        self._memory = memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
@@ -139,12 +150,22 @@ class Chat:
         passage.release()
         passage.code = answer.response.status
         passage.settled()
+        if passage.offer is not None and answer.response.status == httpx.codes.OK:
+            return await self._relay_one(passage, passage.offer, answer, send)
         if not passage.teaches:
             await relay_back(answer, send, extra=passage.headers())
             return None
         tap = UsageTap(answer.field(b"content-type"), answer.field(b"content-encoding"))
         whole = await relay_back(answer, send, extra=passage.headers(), tap=tap.feed)
         return tap if whole else None
+
+    async def _relay_one(self, passage: Passage, made: Offer, answer: Answer, send: Send) -> UsageTap | None:
+        """Relay an answer that may call the tool it was offered; see `_relay`."""
+        asking = partial(self._open, passage)
+        course = passage.course = Course(made, asking, answer.field(b"content-type"))
+        whole = await relay_one(course, answer, send, passage.headers())
+        passage.code = course.code
+        return course.tap if whole else None
 
     async def _fit(self, passage: Passage) -> None:
         """Decide what to forward."""
@@ -159,6 +180,8 @@ class Chat:
         passage.fit = await self._compactor.fit(passage.ask)
         if passage.fit.report.round is not None:
             self._gate.remember(passage.who.conversation)
+        if self._memory is not None:
+            passage.offer = await offer(self._memory, passage.ask, passage.fit)
 
     def _passes(self, passage: Passage) -> bool:
         """Whether a request is too small to be read."""
@@ -224,6 +247,8 @@ class Chat:
 
     async def _open(self, passage: Passage, raw: bytes) -> Answer:
         request = build_request(self._upstream, passage.scope, raw)
+        if passage.offer is not None:
+            request = asked_with(passage.offer, request)
         if passage.trace is not None:
             request = request._replace(headers=passage.trace.asked(request.headers))
         started = time.perf_counter()
@@ -245,10 +270,12 @@ class Chat:
             ask = passage.ask or await self._ask(passage)
             shorter = await self._compactor.refit(ask, fit, overflow, refusals)
             self._gate.reconsider()
-            answer = await self._open(passage, shorter.raw) if shorter else None
+            if shorter is None:
+                return None
+            if self._memory is not None:
+                passage.offer = await offer(self._memory, ask, shorter)
+            answer = await self._open(passage, shorter.raw)
         except (Overloaded, Unreadable, UpstreamError):
-            return None
-        if shorter is None or answer is None:
             return None
         if answer.response.status < httpx.codes.BAD_REQUEST:
             passage.ask, passage.fit, passage.recovered = ask, shorter, True

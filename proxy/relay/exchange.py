@@ -20,6 +20,8 @@ from proxy.relay.admission import RETRY_AFTER_S
 from proxy.relay.headers import Headers, content_length, to_client, to_upstream
 from proxy.relay.paths import join
 
+# How much of an error's body is looked at, in bytes.
+PEEK_BYTES = 65_536
 # What the system says when it has no file descriptor, port or buffer left for a connection.
 _USED_UP = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS})
 
@@ -99,6 +101,11 @@ class Answer:
         except httpx.TransportError as error:
             self._cut = error
         return b"".join(self._seen)
+
+    @property
+    def cut(self) -> bool:
+        """Whether `peek` has seen that the upstream was cut."""
+        return self._cut is not None
 
     async def read(self) -> bytes:
         """The next chunk of the body, as it came; empty at the end.

@@ -56,6 +56,9 @@ class _Room:
         return min(self.least - 1, self.limit) / factor - 1
 
 
+_NO_ROOM = _Room(Calibration(0.0, 0.0), 0, 0)
+
+
 class Gate:
     """Decides by size alone whether a body may go straight on.
 
@@ -152,6 +155,8 @@ class Gate:
     def _room(self, tenant: str, model: str, output: int | None, *, results: bool) -> _Room | None:
         """What a body for a model must stay under; None where nothing ever happens to one."""
         settings = for_model(self._config, model)
+        if settings.recall.tool == "always":  # every request is read, to be offered the tool
+            return _NO_ROOM
         policy = policy_for(settings)
         window = self._learning.window_for(tenant, self._origin, model, settings.window)
         spent = budget(window, policy.reserves, output)

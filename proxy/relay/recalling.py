@@ -1,0 +1,191 @@
+"""The model searches what was removed, in the middle of an answer: the tool is offered, its calls are run.
+
+Where an answer ends in calls of the tool alone, the upstream is asked to go on from their results. How the
+client sees one answer of it: `relay.one_answer`.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+import httpx
+import structlog
+
+from proxy.compaction.fitting import Ask, Fit, Status
+from proxy.core.digest import message_id
+from proxy.core.recall_offer import offered
+from proxy.core.recalled import TOOL_JSON, TOOL_NAME
+from proxy.dialects.chat_reader import LITTLE_BYTES
+from proxy.dialects.hidden_calls import Call
+from proxy.dialects.overflow import detect
+from proxy.dialects.said import answered
+from proxy.dialects.tools import gone_on, offering, with_tool, without_choice
+from proxy.dialects.usage import UsageTap
+from proxy.errors import Unreadable
+from proxy.guard import contained
+from proxy.logs import RECALL_FAILED
+from proxy.memory import Asker, Memory
+from proxy.ports.http import HttpRequest
+from proxy.relay.exchange import PEEK_BYTES, Answer
+
+# What the tool takes of the prompt, about, in tokens.
+TOOL_TOKENS: Final = len(TOOL_JSON) // 4
+# A search that takes longer is given up, in seconds.
+SEARCH_S: Final = 5.0
+# Calls of one answer that are run; a model that makes more is told so.
+MAX_CALLS: Final = 8
+
+NOT_NOW: Final = "What was removed cannot be searched right now. Go on without it."
+TOO_MANY: Final = f"Not run: {MAX_CALLS} searches at once are the most."
+NO_ROOM: Final = "What was found has no room in the context window. Go on without it."
+
+# Fields that would have an answer packed, or taken for that of the request before.
+_NOT_ASKED_WITH: Final = frozenset({b"accept-encoding", b"idempotency-key"})
+
+# Requests that are to go on as they came.
+_AS_IT_CAME: Final = frozenset({Status.BYPASSED, Status.SHADOW})
+
+# Sends a body to the upstream as the client's next request.
+Asking = Callable[[bytes], Awaitable[Answer]]
+
+_T = TypeVar("_T")
+
+_log = structlog.get_logger()
+
+
+class Offer(NamedTuple):
+    """A request that the tool was offered with.
+
+    Attributes:
+        raw: Its body, with the tool.
+        bare: The same without it.
+        has_tools: Whether it brings tools of its own.
+        hops: How often its answer may go on.
+        memory: What the tool searches.
+        asker: Who searches.
+    """
+
+    raw: bytes
+    bare: bytes
+    has_tools: bool
+    hops: int
+    memory: Memory
+    asker: Asker
+
+
+def asked_with(made: Offer, request: HttpRequest) -> HttpRequest:
+    """The request that the tool is offered with, or one by which it goes on; its answer can be read."""
+    kept = [each for each in request.headers if each[0] not in _NOT_ASKED_WITH]
+    body = made.raw if request.body is made.bare else request.body
+    return request._replace(headers=[*kept, (b"accept-encoding", b"identity")], body=body)
+
+
+async def beside(size: int, work: Callable[[], _T]) -> _T:
+    """Work on so many bytes, beside the loop where they are many."""
+    return work() if size <= LITTLE_BYTES else await asyncio.to_thread(work)
+
+
+async def offer(memory: Memory, ask: Ask, fit: Fit) -> Offer | None:
+    """The request with the tool, where it is offered; None: it goes on as it is.
+
+    Args:
+        memory: What the tool searches.
+        ask: The request as it was read.
+        fit: What is to be forwarded.
+    """
+    settings, report = ask.settings, fit.report
+    if settings.recall.tool == "none" or report.conversation is None or report.status in _AS_IT_CAME:
+        return None
+    try:
+        found = await beside(len(fit.raw), lambda: offering(fit.raw, TOOL_NAME))
+    except Unreadable:
+        return None
+    compacted = report.round is not None
+    wanted = offered(settings, compacted=compacted, has_tools=found.has_tools, model=ask.model, n=1)
+    if not found.possible or not wanted:
+        return None
+    known = frozenset(map(message_id, fit.footing.prefixes)) if fit.footing else frozenset[str]()
+    asker = Asker(ask.tenant, report.conversation, known)
+    raw, hops = with_tool(found, TOOL_JSON), settings.recall.max_hops
+    return Offer(raw, fit.raw, found.has_tools, hops, memory, asker)
+
+
+class Course:
+    """How the answer to one request goes on.
+
+    Args:
+        made: The request.
+        ask: Sends what it goes on by.
+        kind: Content type of its first answer.
+
+    Attributes:
+        hops: How often it went on.
+        code: The status that the client got.
+        tap: Watches what the client gets.
+        first: Watches the upstream's first answer, whose count is of the request as it was sized.
+    """
+
+    def __init__(self, made: Offer, ask: Asking, kind: str) -> None:
+        self._offer = made
+        self._ask = ask
+        self._said: list[dict[str, Any]] = []
+        self.hops = 0
+        self.code = httpx.codes.OK.value
+        self.tap = UsageTap(kind)
+        self.first = UsageTap(kind)
+
+    def may_go_on(self, after: int = 0) -> bool:
+        """Whether it may go on once more, after so many hops from now."""
+        return self.hops + after < self._offer.hops
+
+    async def next(self, message: dict[str, Any], calls: Sequence[Call]) -> Answer:
+        """Run these calls, and have the upstream go on from what they give; its next answer.
+
+        Args:
+            message: The assistant message that made them.
+            calls: Calls of the tool.
+
+        Raises:
+            Overloaded: See `open_answer`.
+            UpstreamError: Likewise.
+        """
+        self.hops += 1
+        turn = answered(message, await self._results(calls))
+        answer = await self._asked(turn)
+        if await _is_too_long(answer):
+            await answer.aclose()
+            turn = answered(message, [NO_ROOM] * len(calls))
+            answer = await self._asked(turn)
+        self._said += turn
+        return answer
+
+    async def _asked(self, turn: list[dict[str, Any]]) -> Answer:
+        made, said = self._offer, [*self._said, *turn]
+        # Where there are no tools at all, a server may refuse the calls that stand in the conversation.
+        last = made.bare if made.has_tools else without_choice(made.raw)
+        raw = made.raw if self.may_go_on() else last
+        return await self._ask(await beside(len(raw), lambda: gone_on(raw, said)))
+
+    async def _results(self, calls: Sequence[Call]) -> list[str]:
+        run = [await self._result(call.arguments) for call in calls[:MAX_CALLS]]
+        return [*run, *[TOO_MANY for _ in calls[MAX_CALLS:]]]
+
+    async def _result(self, arguments: str) -> str:
+        text = NOT_NOW
+        with contained(_failed):
+            async with asyncio.timeout(SEARCH_S):
+                text = await self._offer.memory.answer(self._offer.asker, arguments)
+        return text
+
+
+async def _is_too_long(answer: Answer) -> bool:
+    """Whether the upstream refuses a request for its length, by status or inside a stream."""
+    status = answer.response.status
+    seen = await answer.peek(1 if status == httpx.codes.OK else PEEK_BYTES)
+    if status == httpx.codes.OK and b"error" not in seen[:PEEK_BYTES]:
+        return False
+    return detect(status, seen, answer.field(b"content-encoding")) is not None
+
+
+def _failed(error: BaseException) -> None:
+    _log.warning(RECALL_FAILED, error=type(error).__name__)

@@ -1,0 +1,233 @@
+"""The proxy between clients and a provider that answers as scripted, on real sockets.
+
+The servers run in a thread of their own, so that blocking clients can be tested, too. Each test scripts the
+answers of the requests that it makes, told apart by its key.
+"""
+
+import contextlib
+import json
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from proxy.adapters.character_counter import CharacterCounter
+from proxy.app import create_app
+from proxy.config.model import Config
+from proxy.core.recalled import TOOL_JSON, TOOL_NAME
+from proxy.demo import wire
+from proxy.demo.client import Client, DepartedError, Receive, Scope, Send
+from proxy.demo.prompt import Meter
+from proxy.serving import served
+
+EVENTS = ("content-type", "text/event-stream; charset=utf-8")
+JSON = ("content-type", "application/json")
+HELLO = [{"role": "user", "content": "What was the budget?"}]
+# A tool of the client's.
+TOOLS = [
+    {"type": "function", "function": {"name": "open", "parameters": {"type": "object", "properties": {}}}}
+]
+
+
+def recall(number: int = 1, arguments: str = '{"query":"budget"}') -> wire.ToolCall:
+    return wire.ToolCall(f"call_r{number}", TOOL_NAME, arguments)
+
+
+def opened(number: int = 1) -> wire.ToolCall:
+    return wire.ToolCall(f"call_o{number}", "open", f'{{"path":"{number}.py"}}')
+
+
+def said(text: str = "", *calls: wire.ToolCall, reason: str | None = None) -> wire.Reply:
+    """What the model says in one answer."""
+    return wire.Reply(text, calls, reason or ("tool_calls" if calls else "stop"))
+
+
+@dataclass(frozen=True)
+class Raw:
+    """An answer as it stands on the wire; `ending` is `whole`, `cut` or `open` (nothing more comes)."""
+
+    chunks: Sequence[bytes] = ()
+    status: int = 200
+    fields: Sequence[tuple[str, str]] = (EVENTS,)
+    ending: str = "whole"
+    gap_s: float = 0.001
+
+
+@dataclass
+class Asked:
+    """A request at the provider."""
+
+    raw: bytes
+    fields: dict[str, str]
+    departed: bool = False
+
+    @property
+    def body(self) -> Any:
+        return json.loads(self.raw)
+
+    @property
+    def tools(self) -> list[str]:
+        return [tool["function"]["name"] for tool in self.body.get("tools", ())]
+
+    @property
+    def messages(self) -> Any:
+        return self.body["messages"]
+
+
+@dataclass
+class Provider:
+    """Gives each key the answers that were scripted for it, one after another, the last one for ever."""
+
+    meter: Meter
+    scripts: dict[str, list[wire.Reply | Raw]] = field(default_factory=dict)
+    asked: dict[str, list[Asked]] = field(default_factory=dict)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            for event in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{event}.complete"})
+            return
+        client = Client(receive, send)
+        raw = await client.body()
+        fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        key = fields.get("authorization", "").removeprefix("Bearer ")
+        seen = Asked(raw, fields)
+        before = self.asked.setdefault(key, [])
+        before.append(seen)
+        script = self.scripts[key]
+        try:
+            await self._answer(script[min(len(before), len(script)) - 1], seen, len(before), client, send)
+        except DepartedError:
+            seen.departed = True
+
+    async def _answer(
+        self, answer: wire.Reply | Raw, seen: Asked, number: int, client: Client, send: Send
+    ) -> None:
+        told = answer if isinstance(answer, Raw) else self.written(answer, seen.body, number)
+        fields = [(name.encode(), value.encode()) for name, value in told.fields]
+        fields.append((b"x-request-id", b"req_%d" % number))
+        await send({"type": "http.response.start", "status": told.status, "headers": fields})
+        for chunk in told.chunks:
+            await client.send(chunk, more=True)
+            await client.wait(told.gap_s)
+        if told.ending == "open":
+            await client.wait(None)
+        if told.ending == "whole":
+            await client.send(b"")
+
+    def written(self, reply: wire.Reply, body: Any, number: int) -> Raw:
+        """The reply as a body asks for it. Its prompt has 100 tokens for each message, its output 10."""
+        usage = wire.Usage(100 * len(body["messages"]), 10, 50)
+        envelope = wire.Envelope(f"chatcmpl-{number}", 1_700_000_000 + number, f"m-{number}")
+        if not body.get("stream"):
+            return Raw((wire.completion(envelope, reply, usage),), fields=(JSON,))
+        wanted = (body.get("stream_options") or {}).get("include_usage")
+        return Raw(tuple(wire.stream(envelope, reply, usage if wanted else None)))
+
+
+@dataclass
+class Stack:
+    """The provider, the proxy's URL, and one conversation with it."""
+
+    provider: Provider
+    url: str
+    key: str = ""
+
+    def script(self, *answers: wire.Reply | Raw) -> None:
+        self.provider.scripts[self.key] = list(answers)
+
+    @property
+    def asked(self) -> list[Asked]:
+        return self.provider.asked.get(self.key, [])
+
+    @property
+    def fields(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key}", "x-session-id": self.key}
+
+    def written(self, reply: wire.Reply, number: int = 1, **body: Any) -> bytes:
+        """The bytes in which the provider writes a reply."""
+        return b"".join(self.provider.written(reply, {"messages": HELLO, **body}, number).chunks)
+
+    async def post(self, **body: Any) -> httpx.Response:
+        async with httpx.AsyncClient(trust_env=False, verify=False, timeout=20) as client:
+            given = {"model": "always", "messages": HELLO, "tools": TOOLS, **body}
+            return await client.post(f"{self.url}/v1/chat/completions", json=given, headers=self.fields)
+
+
+def config(base_url: str) -> Config:
+    """A model that is always offered the tool; one that is once something is removed; one that is not."""
+    return Config.model_validate(
+        {
+            "server": {"port": 0, "secret": "test"},
+            "upstream": {"base_url": f"{base_url}/v1"},
+            "store": {"url": "memory://"},
+            "summary": {"model": "none"},
+            "models": {
+                "always": {"window": 128_000, "recall": {"tool": "always"}, "tools": True},
+                "short": {"window": 128_000, "recall": {"tool": "always", "max_hops": 1}, "tools": True},
+                "inject": {"window": 6_000, "recall": {"tool": "inject"}, "tools": True},
+                "*": {"window": 128_000},
+            },
+        }
+    )
+
+
+@contextlib.asynccontextmanager
+async def running() -> AsyncIterator[Stack]:
+    provider = Provider(Meter(CharacterCounter()))
+    async with served(provider) as direct, served(create_app(config(direct))) as url:
+        yield Stack(provider, url)
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Stack]:
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(running()) as stack:
+        yield stack
+
+
+@pytest.fixture
+def stack(servers: Stack) -> Stack:
+    """The servers, with a key of the test's own."""
+    return Stack(servers.provider, servers.url, f"sk-{uuid.uuid4()}")
+
+
+@pytest.fixture
+def client(stack: Stack) -> Iterator[openai.OpenAI]:
+    http = openai.DefaultHttpxClient(trust_env=False, verify=False)
+    given = {"base_url": f"{stack.url}/v1", "api_key": stack.key, "default_headers": stack.fields}
+    with openai.OpenAI(**given, max_retries=0, http_client=http) as made:  # type: ignore[arg-type]
+        yield made
+
+
+@pytest.fixture
+async def aclient(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
+    http = openai.DefaultAsyncHttpxClient(trust_env=False, verify=False)
+    given = {"base_url": f"{stack.url}/v1", "api_key": stack.key, "default_headers": stack.fields}
+    async with openai.AsyncOpenAI(**given, max_retries=0, http_client=http) as made:  # type: ignore[arg-type]
+        yield made
+
+
+@dataclass(frozen=True)
+class Script:
+    """What tests write scripts with, without an import between test files."""
+
+    said = staticmethod(said)
+    recall = staticmethod(recall)
+    opened = staticmethod(opened)
+    Raw = Raw
+    EVENTS = EVENTS
+    JSON = JSON
+    tools = TOOLS
+    hello = HELLO
+    tool = json.loads(TOOL_JSON)
+
+
+@pytest.fixture(scope="session")
+def s() -> Script:
+    return Script()
