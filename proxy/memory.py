@@ -133,7 +133,7 @@ def _hit(hit: Hit, asker: Asker) -> Remembered:
 def _message(found: Recalled, asker: Asker) -> Remembered:
     message, made = found.message, found.round
     elsewhere = "" if made.conversation == asker.conversation else made.conversation
-    return Remembered(message.id, message.role, message.text, None, made.number, elsewhere)
+    return Remembered(message.id, message.role, message.text, message.turn, made.number, elsewhere)
 
 
 def _object(arguments: str) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class Remembered(NamedTuple):
         id: Its id, `m_…`.
         role: Its role.
         text: What is shown of it.
-        turn: The turn it belongs to, from 1; None: not known.
+        turn: The turn it belongs to, from 1; 0 before the first; None: not known.
         round: Which round of compaction took it out, from 1.
         conversation: The conversation it is from, `c_…`; empty: the one that is asked about.
     """
@@ -85,7 +85,7 @@ class Remembered(NamedTuple):
 def _told(found: Remembered) -> str:
     """Where a message is from, in square brackets."""
     told = [found.id, _ROLE.sub("", found.role)[:_ROLE_CHARACTERS]]
-    told += [f"turn {found.turn}"] if found.turn is not None else []
+    told += [f"turn {found.turn}"] if found.turn else []
     told += [f"conversation {found.conversation}"] if found.conversation else []
     return f"[{' · '.join(filter(None, told))}]"
 
