@@ -208,6 +208,8 @@ class Proxy:
         check_instructions(config)
         self._gate = _gate(config, self._parts, self._gate)
         self._parts.pricing.reload(config)
+        if self._parts.tracer is not None:
+            self._parts.tracer.towards(config.upstream.base_url)
         self._admitted = _access(config)
         self._dispatcher = self._built(config, loaded)
 

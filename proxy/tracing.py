@@ -39,6 +39,10 @@ class Tracer(Protocol):
         """Something was decided, or has failed (a listener of `Announcing`)."""
         ...
 
+    def towards(self, upstream: str) -> None:
+        """Requests that come from now on go to the upstream with this base URL."""
+        ...
+
     async def close(self) -> None:
         """Send what waits, for a few seconds at most."""
         ...

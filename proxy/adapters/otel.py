@@ -55,14 +55,7 @@ class OtelTracer:
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._spans = self._provider.get_tracer(SERVICE, version)
-        parts = urlsplit(upstream)
-        host = parts.hostname or ""
-        self._about: Values = {
-            names.OPERATION: names.CHAT,
-            names.PROVIDER: names.provider_of(host),
-            names.SERVER_ADDRESS: host,
-            names.SERVER_PORT: parts.port or (443 if parts.scheme == "https" else 80),
-        }
+        self._about = _of_upstream(upstream)
         self._requests: OrderedDict[str, SpanContext] = OrderedDict()
 
     def began(self, headers: Sequence[tuple[bytes, bytes]], request: str) -> "OtelTrace":
@@ -76,6 +69,10 @@ class OtelTracer:
         if len(self._requests) > MAX_REQUESTS:
             self._requests.popitem(last=False)
         return OtelTrace(self._spans, span, self._about)
+
+    def towards(self, upstream: str) -> None:
+        """Spans of requests that come from now on name the upstream with this base URL."""
+        self._about = _of_upstream(upstream)
 
     def event(self, _tenant: str, event: Event) -> None:
         """A round was made, or was due and failed: a span of its own, linked to the request's."""
@@ -153,6 +150,18 @@ class OtelTrace:
             if error:
                 _failed(span, error)
             span.end()
+
+
+def _of_upstream(base_url: str) -> Values:
+    """What is true of every question to an upstream."""
+    parts = urlsplit(base_url)
+    host = parts.hostname or ""
+    return {
+        names.OPERATION: names.CHAT,
+        names.PROVIDER: names.provider_of(host),
+        names.SERVER_ADDRESS: host,
+        names.SERVER_PORT: parts.port or (443 if parts.scheme == "https" else 80),
+    }
 
 
 def _of_request(exchange: Exchange, conversation: str | None) -> Values:

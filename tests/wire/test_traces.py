@@ -6,6 +6,11 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from proxy.app import create_app
+from proxy.config.model import Config
+from proxy.config.sources import Loaded
+from proxy.serving import served
+
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 FIELDS = ("x-session-id: s", f"traceparent: 00-{TRACE}-{PARENT}-01")
 ANSWER = b'{"usage":{"prompt_tokens":41,"completion_tokens":1}}'
@@ -58,6 +63,36 @@ async def test_without_a_collector_a_client_s_trace_passes_untouched(wire: Any) 
     async with wire.running_upstream(answered) as upstream, wire.running_proxy(upstream.port) as port:
         await wire.ask(port, asked(wire, 4))
     assert [parents(seen) for seen in upstream.seen] == [[f"00-{TRACE}-{PARENT}-01"]]
+
+
+async def test_spans_name_the_upstream_that_was_asked_after_another_configuration_too(wire: Any) -> None:
+    def loaded(collector: int, upstream: int) -> Loaded:
+        sections = {
+            "store": {"url": "memory://"},
+            "upstream": {"base_url": f"http://127.0.0.1:{upstream}/v1"},
+            "observability": {"otlp_endpoint": f"http://127.0.0.1:{collector}"},
+        }
+        return Loaded(Config.model_validate(sections), {}, None, ())
+
+    async with (
+        wire.running_upstream(answered) as collector,
+        wire.running_upstream(answered) as first,
+        wire.running_upstream(answered) as second,
+    ):
+        app = create_app(loaded(collector.port, first.port).config)
+        async with served(app) as url:
+            port = int(url.rpartition(":")[2])
+            await wire.ask(port, asked(wire, 4))
+            app.reload(loaded(collector.port, second.port))
+            await wire.ask(port, asked(wire, 4))
+    told = [
+        attribute.value.int_value
+        for seen in collector.seen
+        for span in ExportTraceServiceRequest.FromString(seen.body).resource_spans[0].scope_spans[0].spans
+        for attribute in span.attributes
+        if attribute.key == "server.port"
+    ]
+    assert told == [first.port, second.port]
 
 
 async def test_a_client_that_leaves_ends_its_span(wire: Any) -> None:
