@@ -133,7 +133,7 @@ def _forms(run: str) -> tuple[str, ...]:
     if run[0].isdigit() and "," in run:
         return (run.replace(",", "")[:MAX_TERM_CHARACTERS],)
     whole = folded(run[:MAX_TERM_CHARACTERS])
-    if not run.isascii() or len(run) > MAX_TERM_CHARACTERS:
+    if not run.isascii() or run.isupper() or len(run) > MAX_TERM_CHARACTERS:
         return (whole,)
     pieces = _CAMEL.findall(run)
     if not 1 < len(pieces) <= MAX_CAMEL_PIECES:
