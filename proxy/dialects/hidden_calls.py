@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from proxy.core.json_bounds import is_crowded
+from proxy.dialects.json_slices import DECODER
+
 JsonObject = dict[str, Any]
 
 TOOL_CALLS: Final = "tool_calls"
@@ -56,6 +59,16 @@ def function_of(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a call, or a piece of one, says of the function; empty if nothing."""
     held = fields.get("function")
     return held if isinstance(held, dict) else {}
+
+
+def is_object(arguments: str) -> bool:
+    """Whether arguments are a JSON object, and whole."""
+    if is_crowded(arguments):
+        return False
+    try:
+        return isinstance(DECODER.decode(arguments), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _text(value: object) -> str:
@@ -119,10 +132,16 @@ class Calls:
 
     @staticmethod
     def _begins(piece: JsonObject, last: Call) -> bool:
-        """Whether a piece is the first of another call: it says a name, and has an id of its own or none."""
-        named = bool(function_of(piece).get("name")) and bool(last.name)
+        """Whether a piece is the first of another call: it says a name, and has an id of its own.
+
+        Where nobody has an id, another one begins where there is no index, or the last one is whole.
+        """
+        if not function_of(piece).get("name") or not last.name:
+            return False
         call_id = _text(piece.get("id"))
-        return named and (call_id != last.id or (not call_id and last.index is None))
+        if call_id:
+            return call_id != last.id
+        return last.index is None or is_object(last.arguments)
 
     def _is_ours(self, call: Call) -> bool | None:
         name = call.name

@@ -51,6 +51,7 @@ class HiddenStream:
         self._kept: list[bytes] = []
         self._kept_bytes = 0
         self._used: JsonObject = {}
+        self._ended = False  # the provider has said why
         self._going = False
         self.done = False
 
@@ -112,7 +113,7 @@ class HiddenStream:
 
     def _at_done(self, event: bytes) -> bytes:
         self.done = True
-        self._going = self._going or self._may_go_on("")
+        self._going = self._going or (not self._ended and self._may_go_on(""))
         return b"" if self._going else event
 
     def _may_go_on(self, reason: str) -> bool:
@@ -159,7 +160,10 @@ class HiddenStream:
 
     def _finish(self, choice: JsonObject, reason: object) -> bool:
         """Keep the end of an answer back that goes on; whether anything had to be changed."""
-        if not isinstance(reason, str) or not reason or not self._calls.mine:
+        if not isinstance(reason, str) or not reason:
+            return False
+        self._ended = True
+        if not self._calls.mine:
             return False
         if self._may_go_on(reason):
             self._going = True

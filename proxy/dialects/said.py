@@ -9,9 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from proxy.core.json_bounds import is_crowded
-from proxy.dialects.hidden_calls import TOOL_CALLS, Call, JsonObject, function_of, grow
-from proxy.dialects.json_slices import DECODER
+from proxy.dialects.hidden_calls import TOOL_CALLS, Call, JsonObject, function_of, grow, is_object
 
 # What models think, in the words of providers that want it back between a call and its result (DeepSeek,
 # Kimi, vLLM, OpenRouter, LiteLLM, Gemini); signatures are among it, so nothing of it is changed.
@@ -87,18 +85,9 @@ def _given_back(call: Call, number: int) -> JsonObject:
     says what is wrong with them.
     """
     told, made = call.fields, function_of(call.fields)
-    arguments = call.arguments if _is_object(call.arguments) else "{}"
+    arguments = call.arguments if is_object(call.arguments) else "{}"
     known = {"id": call.id or f"call_{number}", "type": "function"}
     return {**told, **known, "function": {**made, "arguments": arguments}}
-
-
-def _is_object(arguments: str) -> bool:
-    if is_crowded(arguments):
-        return False
-    try:
-        return isinstance(DECODER.decode(arguments), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def answered(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
