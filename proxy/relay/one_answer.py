@@ -224,6 +224,8 @@ async def _told(hidden: HiddenAnswer, answer: Answer, course: Course) -> bytes |
     if not body or (course.hops and _is_stream(answer)):
         raise UpstreamError(*_BROKEN)
     told = await beside(len(body), lambda: hidden.take(body, hidden=course.may_go_on()))
+    if course.hops and told == b"":
+        raise UpstreamError(*_BROKEN)
     if not course.hops:
         course.first.feed(body)
     return b"" if told is body and not course.hops else told

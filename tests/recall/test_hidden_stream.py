@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.demo import wire
@@ -111,6 +111,7 @@ def reasons(data: bytes) -> list[str]:
         b"",
     ],
 )
+@settings(max_examples=40, deadline=None)
 @given(cuts=st.lists(st.integers(0, 10_000), max_size=8))
 def test_an_answer_without_calls_of_ours_passes_byte_for_byte(data: bytes, cuts: list[int]) -> None:
     stream = HiddenStream(TOOL)
@@ -118,6 +119,7 @@ def test_an_answer_without_calls_of_ours_passes_byte_for_byte(data: bytes, cuts:
 
 
 @pytest.mark.parametrize("ends", [b"\n", b"\r\n", b"\r"])
+@settings(max_examples=40, deadline=None)
 @given(
     cuts=st.lists(st.integers(0, 10_000), max_size=8),
     text=st.text(max_size=20),
