@@ -5,7 +5,7 @@ due, and goes down the ladder where the result would still not fit. `prepare` ma
 Whatever goes wrong here, the client's own bytes go on.
 """
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
@@ -71,13 +71,22 @@ class Compactor:
         replacing: Has rounds made and put in force.
         reading: Counts what was cut.
         learning: Learns from the upstream.
+        remind: Places what was removed and matters now in a request that fits.
     """
 
-    def __init__(self, viewer: Viewer, replacing: Replacing, reading: Reading, learning: Learning) -> None:
+    def __init__(
+        self,
+        viewer: Viewer,
+        replacing: Replacing,
+        reading: Reading,
+        learning: Learning,
+        remind: Callable[[Fit, Ask], Awaitable[Fit]] | None = None,
+    ) -> None:
         self._viewer = viewer
         self._replacing = replacing
         self._reading = reading
         self._learning = learning
+        self._remind = remind
 
     async def fit(self, ask: Ask) -> Fit:
         """The request, made to fit; as it came where that was not possible or not needed.
@@ -88,6 +97,8 @@ class Compactor:
             fit = Fit(ask.body.raw, 0, Report(Status.BYPASSED, ask.conversation))
         else:
             fit = await self._failing_open(ask, self._fitted(ask))
+            if self._remind is not None:
+                fit = await self._remind(fit, ask)
         await self._viewer.pin(ask, fit.report.conversation or ask.conversation)
         return fit
 
