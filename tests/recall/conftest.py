@@ -7,7 +7,7 @@ answers of the requests that it makes, told apart by its key.
 import contextlib
 import json
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -191,10 +191,16 @@ def servers() -> Iterator[Stack]:
         yield stack
 
 
+@pytest.fixture(scope="session")
+def new_stack(servers: Stack) -> Callable[[], Stack]:
+    """Makes the servers known with a key of its own."""
+    return lambda: Stack(servers.provider, servers.url, f"sk-{uuid.uuid4()}")
+
+
 @pytest.fixture
-def stack(servers: Stack) -> Stack:
+def stack(new_stack: Callable[[], Stack]) -> Stack:
     """The servers, with a key of the test's own."""
-    return Stack(servers.provider, servers.url, f"sk-{uuid.uuid4()}")
+    return new_stack()
 
 
 @pytest.fixture

