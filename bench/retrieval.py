@@ -190,20 +190,14 @@ def planted(held: Sequence[Passage], number: int = PLANTED) -> Mapping[str, floa
         "error codes": lambda: f"ERR_{rng.choice(('IO', 'NET'))}_{rng.randrange(10**5)}",
         "versions": lambda: f"v{rng.randrange(99)}.{rng.randrange(99)}.{rng.randrange(999)}",
     }
-    shares = {}
-    for kind, made in kinds.items():
-        names = sorted({made() for _ in range(number)})
-        texts = [passage.text for passage in held]
-        places = dict(zip(names, rng.sample(range(len(texts)), len(names)), strict=True))
-        for name, place in places.items():
-            at = rng.randint(0, len(texts[place]))
-            texts[place] = f"{texts[place][:at]} {name} {texts[place][at:]}"
-        index = SqliteFullText().build([Passage("", text, "user") for text in texts])
-        first = [index.search(name, 1) for name in names]
-        shares[kind] = mean(
-            bool(hits) and hits[0].place == places[name] for hits, name in zip(first, names, strict=True)
-        )
-    return shares
+    texts = [passage.text.split(" ") for passage in held]
+    names = {kind: {made(): rng.randrange(len(texts)) for _ in range(number)} for kind, made in kinds.items()}
+    for name, place in (each for put in names.values() for each in put.items()):
+        texts[place].insert(rng.randint(0, len(texts[place])), name)
+    search = ranked(DEFAULT)([Passage("", " ".join(words), "user") for words in texts])
+    return {
+        kind: mean(search(name)[:1] == [place] for name, place in put.items()) for kind, put in names.items()
+    }
 
 
 def _line(name: str, asked: Sequence[Asked]) -> str:

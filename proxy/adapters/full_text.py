@@ -18,10 +18,9 @@ from proxy.ports import Found, Passage
 
 # Most of a row; the next begins behind white space, behind any separator, or else within a word.
 ROW_CHARACTERS = 2_000
-# Terms that a word or a beginning may stand for.
-MAX_FORMS = 256
-# Forms of one word begin alike, but for the last letter of what they share.
-LEAST_SHARED_CHARACTERS = 2
+# Terms looked at for a word or a beginning; no English ending is longer than so many letters.
+MAX_FORMS = 1_024
+MAX_ENDING_CHARACTERS = 9
 
 _WORD = re.compile(r"\S+")
 _BEFORE_SPACE = re.compile(r"\s\S*\Z")
@@ -142,9 +141,11 @@ class SqliteTextIndex:
 
     def _forms(self, word: str, of: str) -> set[str]:
         """The terms that are forms of a word, itself among them."""
-        shared = of[: max(LEAST_SHARED_CHARACTERS, len(of) - 1)]
-        alike = {term for term in self._beginning(shared) if self._ranking.root(term) == of}
-        return alike | {word, *(form for form in irregular(of) if self._ranking.root(form) == of)}
+        # A stem is how its words begin, but for an e that came with it, an i that was a y, an l of -ility.
+        shared = of[:-1] if len(of) > 2 and of[-1] in "eil" else of
+        longest = len(of) + MAX_ENDING_CHARACTERS
+        alike = [term for term in self._beginning(shared) if len(term) <= longest]
+        return {word, *(term for term in (*alike, *irregular(of)) if self._ranking.root(term) == of)}
 
     def _beginning(self, start: str) -> list[str]:
         found = self._lists.execute(_BEGINNING, (start, start + _LAST, MAX_FORMS))
