@@ -25,8 +25,9 @@ NAMED = {"x_session_id": "ticket-4711"}
 
 async def found_id(client: Client) -> str:
     """Id of the message with the planted code."""
-    [found] = re.findall(r"\[(m_\w+) · assistant", await said(client, "memory_search", query=CODE))
-    return str(found)
+    found = re.search(r"\[(m_\w+) · assistant", await said(client, "memory_search", query=CODE))
+    assert found is not None
+    return found[1]
 
 
 async def test_every_tool_is_listed_and_answers(stack: Stack, connected: Connected) -> None:
@@ -69,8 +70,9 @@ async def test_a_connection_that_names_no_conversation_searches_all_of_the_key(s
 async def test_hostile_text_stays_data(stack: Stack) -> None:
     async with over_http(stack, **NAMED) as client:
         found = await said(client, "memory_search", query="password zyxwvut")
-        [message] = re.findall(r"\[(m_\w+) · assistant", found)
-        for text in (found, await said(client, "memory_get", id=message)):
+        first = re.search(r"\[(m_\w+) · assistant", found)
+        assert first is not None
+        for text in (found, await said(client, "memory_get", id=first[1])):
             begin, end = re.findall(r"</?recalled-[0-9a-f]{16}>", text)
             assert text.index(begin) < text.index("zyxwvut") < text.index(end) == len(text) - len(end)
             assert "<|" not in text
