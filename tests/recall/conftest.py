@@ -79,12 +79,16 @@ class Asked:
         return self.body["messages"]
 
 
+# An answer, or what makes one of the request's body.
+Scripted = wire.Reply | Raw | Callable[[Any], wire.Reply]
+
+
 @dataclass
 class Provider:
     """Gives each key the answers that were scripted for it, one after another, the last one for ever."""
 
     meter: Meter
-    scripts: dict[str, list[wire.Reply | Raw]] = field(default_factory=dict)
+    scripts: dict[str, list[Scripted]] = field(default_factory=dict)
     asked: dict[str, list[Asked]] = field(default_factory=dict)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,10 +110,9 @@ class Provider:
         except DepartedError:
             seen.departed = True
 
-    async def _answer(
-        self, answer: wire.Reply | Raw, seen: Asked, number: int, client: Client, send: Send
-    ) -> None:
-        told = answer if isinstance(answer, Raw) else self.written(answer, seen.body, number)
+    async def _answer(self, answer: Scripted, seen: Asked, number: int, client: Client, send: Send) -> None:
+        reply = answer(seen.body) if callable(answer) else answer
+        told = reply if isinstance(reply, Raw) else self.written(reply, seen.body, number)
         fields = [(name.encode(), value.encode()) for name, value in told.fields]
         fields.append((b"x-request-id", b"req_%d" % number))
         await send({"type": "http.response.start", "status": told.status, "headers": fields})
@@ -139,7 +142,7 @@ class Stack:
     url: str
     key: str = ""
 
-    def script(self, *answers: wire.Reply | Raw) -> None:
+    def script(self, *answers: Scripted) -> None:
         self.provider.scripts[self.key] = list(answers)
 
     @property
