@@ -23,7 +23,8 @@ class Found(NamedTuple):
 
     Attributes:
         place: Its index in the sequence that the index was built of.
-        score: Higher is better, above 0; comparable within one query only.
+        score: Above 0 and at most 1, higher is better: how much of what was asked for stands there and around
+            it, words that stand nowhere included. Exact within one query, and about the same between several.
         offset: Where in the passage's text the best match begins, in characters; 0 if it is found by its
             neighbours alone.
     """
