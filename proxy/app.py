@@ -21,7 +21,6 @@ from proxy.mcp.tools import Tools
 from proxy.own_conversations import OwnConversations
 from proxy.parts import Parts
 from proxy.ports import Store
-from proxy.recall import Recall
 from proxy.rehearsal.rebuilding import stored
 from proxy.rehearsal.rehearsing import Rehearsing
 from proxy.relay.admission import Admission
@@ -99,9 +98,14 @@ def _access(config: Config) -> Access:
 
 def _steering(parts: Parts) -> Steering:
     """What is done with a conversation by those who know its id."""
-    recall = Recall(parts.records, parts.history, parts.searched)
     return Steering(
-        parts.records, parts.owners, parts.history, parts.wishing, recall, announce=parts.announcing
+        parts.records,
+        parts.owners,
+        parts.history,
+        parts.wishing,
+        parts.recall,
+        announce=parts.announcing,
+        searched=parts.searched,
     )
 
 

@@ -63,11 +63,13 @@ class Indexed:
         self._readers += 1
         try:
             index = await self._made()
-            hits = await asyncio.to_thread(index.search, query, limit)
+            # What stands between conversations may be found for its neighbours' sake.
+            most = limit + len(self._found) - len(self._by_id)
+            hits = await asyncio.to_thread(index.search, query, most)
         finally:
             self._readers -= 1
             self._let_go()
-        return [(each, hit) for hit in hits if (each := self._found[hit.place]) is not None]
+        return [(each, hit) for hit in hits if (each := self._found[hit.place]) is not None][:limit]
 
     def close(self) -> None:
         """Let go of the index, once nobody searches it."""

@@ -13,6 +13,7 @@ from proxy import __version__
 from proxy.accounts import Accounts
 from proxy.adapters.character_counter import CharacterCounter
 from proxy.adapters.engine_transport import EngineTransport
+from proxy.adapters.full_text import SqliteFullText
 from proxy.adapters.memory_store import MemoryStore
 from proxy.adapters.outgoing_proxy import environment_proxies
 from proxy.adapters.price_process import PriceProcess
@@ -44,6 +45,7 @@ from proxy.errors import StoreUnavailable
 from proxy.feed import Feed
 from proxy.guard import contained
 from proxy.history import History
+from proxy.holdings import Bounds, Holdings
 from proxy.installation import Secret, opened_store, opened_tracer, store_failed
 from proxy.journal import Journal
 from proxy.learning import Learning
@@ -86,6 +88,10 @@ def opened_engine(config: Config) -> HttpEngine:
     """The configured engine."""
     engine: HttpEngine = resolve_name(ENGINES[config.upstream.engine])(proxies=environment_proxies())
     return engine
+
+
+def _bounds(config: Config) -> Bounds:
+    return Bounds(config.archive.conversation_bytes, config.archive.tenant_bytes)
 
 
 class Parts:
@@ -137,10 +143,18 @@ class Parts:
         asked = writer or HttpSummaryModel(self.transport)
         summarising = Summarising(asked, self.reading, price=self.pricing.cost)
         self.metrics.breakers["summary"] = lambda: summarising.resting
+        self.holdings = Holdings(self.records, config.store.ttl_s, _bounds(config))
         self.making = Making(
-            summarising, self.records, self.index, self.history, self.reading, announce=self.announcing
+            summarising,
+            self.records,
+            self.index,
+            self.history,
+            self.reading,
+            holdings=self.holdings,
+            announce=self.announcing,
         )
         self.rounds = Rounds(self.making, self.history, announce=self.announcing, clock=clock)
+        self.recall = Recall(self.records, self.history, self.holdings, SqliteFullText())
         self.memory = self._remembering()
         self.secret = Secret(config, store_url, self.store, report)
         self.ready = False
@@ -148,7 +162,7 @@ class Parts:
     def _remembering(self) -> Memory:
         """What answers models and agents who ask for what was removed."""
         return Memory(
-            Recall(self.records, self.history),
+            self.recall,
             partial(self.counter.count, model=""),
             reachable=lambda: self.records.reachable,
             searched=self.metrics.searched,
@@ -182,6 +196,7 @@ class Parts:
             stack.push_async_callback(self.feed.close)
             stack.push_async_callback(self.anchors.close)
             stack.push_async_callback(self.rounds.close)
+            stack.push_async_callback(self.recall.close)
             await asyncio.gather(
                 self.records.open(), self.secret.agree(), self.counting.prepare(self.counter.warm)
             )

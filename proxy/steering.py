@@ -58,6 +58,7 @@ class Steering:
         wishing: Keeps what is asked of it.
         recall: Searches what was taken out of it.
         announce: Told of what was done.
+        searched: Told of each search: how many hits it had.
         now: Seconds since the epoch.
     """
 
@@ -70,6 +71,7 @@ class Steering:
         recall: Recall,
         *,
         announce: Listener = unheard,
+        searched: Callable[[int], None] = lambda _: None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._records = records
@@ -78,6 +80,7 @@ class Steering:
         self._wishing = wishing
         self._recall = recall
         self._announce = announce
+        self._searched = searched
         self._now = now
 
     async def overview(self, conversation: str) -> Overview:
@@ -178,9 +181,21 @@ class Steering:
         _saved(await self._wishing.unpin(tenant, conversation, pin))
         await self._done(tenant, Event(UNPINNED, self._now(), conversation, reason=name))
 
-    async def search(self, conversation: str, query: str, limit: int) -> list[Hit]:
-        """What rounds have taken out of it that holds all words of the query."""
-        return await self._recall.search(await self._owner(conversation), conversation, query, limit)
+    async def search(
+        self, conversation: str, query: str, limit: int, *, everywhere: bool = False
+    ) -> list[Hit]:
+        """What rounds have taken out that answers a query best, the best first.
+
+        Args:
+            conversation: Its id.
+            query: As for `Recall.search`.
+            limit: Most hits.
+            everywhere: Look in all conversations of the tenant that it belongs to.
+        """
+        tenant = await self._owner(conversation)
+        hits = await self._recall.search(tenant, None if everywhere else conversation, query, limit)
+        self._searched(len(hits))
+        return hits
 
     async def message(self, conversation: str, message_id: str) -> Recalled:
         """A message that rounds have taken out of it, whole.
@@ -208,6 +223,7 @@ class Steering:
         scopes: list[str | bytes] = [conversation, *roots]
         counts = [await self._records.forget(scope_prefix(tenant, scope)) for scope in scopes]
         _saved(None not in counts)
+        await self._recall.forgotten(tenant, roots)
         await self._owners.forget(conversation)
         return sum(filter(None, counts))
 

@@ -1,8 +1,10 @@
 """What people do with a conversation is noted in its history, and told to whoever listens."""
 
+from proxy.adapters.full_text import SqliteFullText
 from proxy.adapters.memory_store import MemoryStore
 from proxy.core.event import BYPASSED, MARKED, PINNED, RESUMED, UNPINNED, Event
 from proxy.history import History
+from proxy.holdings import Bounds, Holdings
 from proxy.owners import Owners
 from proxy.recall import Recall
 from proxy.steering import Steering
@@ -27,7 +29,7 @@ async def test_everything_that_is_asked_is_told_once_and_kept() -> None:
         owners,
         history,
         wishing,
-        Recall(records, history),
+        Recall(records, history, Holdings(records, DAY_S, Bounds()), SqliteFullText()),
         announce=lambda tenant, event: heard.append((tenant, event)),
     )
     await owners.note("t_1", NAME)

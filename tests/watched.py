@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from proxy.accounts import Accounts
+from proxy.adapters.full_text import SqliteFullText
 from proxy.config.model import Config
 from proxy.core.price import Price, Tier
 from proxy.detail import Details
 from proxy.feed import Feed
 from proxy.history import History
+from proxy.holdings import Bounds, Holdings
 from proxy.journal import Journal
 from proxy.owners import Owners
 from proxy.ports import Store
@@ -52,7 +54,8 @@ class Watched:
         self.journal = Journal(
             self.accounts, self.statistics, self.feed, self.records.outdated, pricing=Prices()
         )
-        recall = Recall(self.records, self.history)
+        holdings = Holdings(self.records, ttl_s, Bounds())
+        recall = Recall(self.records, self.history, holdings, SqliteFullText())
         self.steering = Steering(self.records, self.owners, self.history, self.wishing, recall, now=now)
         self.watching = Watching(
             self.records,

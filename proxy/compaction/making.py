@@ -29,7 +29,9 @@ from proxy.core.keys import checkpoint_keys, checkpoints_key, staged_key
 from proxy.detail import detail_item
 from proxy.errors import SummaryFailed
 from proxy.history import History, round_line
+from proxy.holdings import Holdings
 from proxy.logs import COMPACTION_STARTED
+from proxy.originals import Place
 from proxy.ports import Lease
 from proxy.reading import Reading
 from proxy.storage.records import Item, Line, Records
@@ -53,11 +55,13 @@ class _Account:
     """What is kept of a round beside its checkpoint.
 
     Attributes:
+        made: The round.
         facts: Which facts of what it replaced are still seen.
         archive: What it took out; None: nothing.
         detail: What making it took.
     """
 
+    made: Round
     facts: Facts
     archive: Archive | None
     detail: Item
@@ -77,9 +81,8 @@ class Making:
         index: Where they are found again.
         history: Where a conversation's roots are noted.
         reading: What counts.
+        holdings: Know what is archived; None: nothing of it is listed, or let go of.
         announce: Told of rounds that were made, and put in force.
-        clock: Monotonic seconds.
-        now: Seconds since the epoch, for events.
 
     Attributes:
         summarising: Who writes summaries.
@@ -94,19 +97,17 @@ class Making:
         history: History,
         reading: Reading,
         *,
+        holdings: Holdings | None = None,
         announce: Listener = unheard,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
     ) -> None:
         self.summarising = summarising
         self.gleanings = Gleanings()
+        self._holdings = holdings
         self._announce = announce
         self._records = records
         self._index = index
         self._history = history
         self._reading = reading
-        self._clock = clock
-        self._now = now
 
     async def make(self, job: Job, awaited: Callable[[], bool]) -> Checkpoint:
         """The round: another replica's if one is there or being made, else ours.
@@ -118,7 +119,7 @@ class Making:
         Raises:
             SummaryFailed: There is no summary, or one that makes nothing shorter.
         """
-        started = self._clock()
+        started = time.monotonic()
         made: Checkpoint | None = None
         while True:
             async with turn(self._records, job.key) as current:
@@ -127,7 +128,7 @@ class Making:
                     return known
                 if made is None:
                     made = await self._checkpoint(job)
-                seconds = self._clock() - started
+                seconds = time.monotonic() - started
                 kept = await self._save(job, made, current.lease, seconds=seconds, awaited=awaited)
             if kept is not None:  # else the lease was lost, and a successor is at it
                 return kept
@@ -155,7 +156,7 @@ class Making:
         await self._records.save(key, to_fields(checkpoint), ttl_s=ttl_s)
         await self._records.append(line.key, line.fields, ttl_s=line.ttl_s, keep=line.keep)
         if told is not None:
-            event = told(self._now())
+            event = told(time.time())
             await self._history.note(tenant, event)
             self._announce(tenant, event)
 
@@ -201,7 +202,7 @@ class Making:
     ) -> Checkpoint | None:
         """The checkpoint that all use from now on; None if the lease was lost and nothing was written."""
         await self._history.rooted(job.tenant, job.conversation, job.root)
-        at = self._now()
+        at = time.time()
         account = await beside(partial(self._account, job, made, at))
         price = self.summarising.price
         outcome = APPLIED if awaited() else SCHEDULED
@@ -213,6 +214,8 @@ class Making:
         fields = await self._records.save(job.key, ours, ttl_s=job.ttl_s, also=also, lease=lease)
         if fields == ours and not self._records.outdated.covers(job.key):
             self._announce(job.tenant, event)
+            if self._holdings is not None and account.archive is not None:
+                await self._holdings.added(job.tenant, Place(job.root, account.made), account.archive)
         return None if fields is None else from_fields(fields) or made
 
     def _account(self, job: Job, made: Checkpoint, at: float) -> _Account:
@@ -223,7 +226,7 @@ class Making:
         prompts = tuple(job.brief.spent.prompts) if job.brief else ()
         seen = tuple(seen_after(job, made))
         detail = detail_item(job.tenant, job.root, about, prompts, seen, job.ttl_s)
-        return _Account(facts_of(job, seen, self.gleanings), archive, detail)
+        return _Account(about, facts_of(job, seen, self.gleanings), archive, detail)
 
 
 def _originals(job: Job) -> list[Original]:

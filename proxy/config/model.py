@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
+from proxy.config.archive import ArchiveSection
 from proxy.config.recall import RecallSection
 from proxy.config.sections import (
     CompactionSection,
@@ -75,6 +76,8 @@ class Config(BaseModel):
     """When and how a conversation is compacted."""
     summary: SummarySection = SummarySection()
     """Who writes summaries."""
+    archive: ArchiveSection = ArchiveSection()
+    """How much of what was removed is kept."""
     recall: RecallSection = RecallSection()
     """How the model gets at what was removed."""
     models: dict[str, ModelSection] = {}

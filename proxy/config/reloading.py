@@ -11,8 +11,8 @@ from proxy.config.model import Config
 AT_START = (
     "server.host", "server.port", "server.unix_socket", "server.tls_certificate", "server.tls_key",
     "server.secret", "server.workers", "server.accept_grace_s", "server.drain_s", "server.max_in_flight",
-    "server.head_timeout_s", "server.body_timeout_s", "server.send_timeout_s", "store", "upstream.engine",
-    "observability",
+    "server.head_timeout_s", "server.body_timeout_s", "server.send_timeout_s", "store", "archive",
+    "upstream.engine", "observability",
 )  # fmt: skip
 
 
