@@ -13,6 +13,7 @@ MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 
 # Two line ends; a CR at the very end may be half of one.
 _BORDER: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r(?=.))", re.DOTALL)
+_USUAL: Final = b"\n\n"
 _LONGEST_BORDER: Final = 4
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _LINE: Final = re.compile(rb"[^\r\n]*(?>\r\n|\n|\r|\Z)")
@@ -30,6 +31,10 @@ class Events:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The events that are whole with these bytes, in their order."""
+        if not self._held and chunk.endswith(_USUAL) and b"\r" not in chunk:  # as nearly always
+            *events, rest = chunk.split(_USUAL)
+            if not rest:
+                return [each + _USUAL for each in events]
         self._held += chunk
         found: list[bytes] = []
         start = 0
