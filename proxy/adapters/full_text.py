@@ -7,6 +7,7 @@ A long message is cut into rows, so that what stands in it counts as much as wha
 import re
 import sqlite3
 import sys
+import weakref
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from threading import Lock
@@ -69,6 +70,7 @@ class SqliteTextIndex:
         # Of each row: which text it is of, where it begins in there, and how many terms it has.
         self._place, self._start, self._length = array("l"), array("l"), array("l")
         self._lists = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        weakref.finalize(self, self._lists.close)
         self._lists.executescript(_LISTS)
         self._lists.execute("BEGIN")
         self._lists.executemany("INSERT INTO rows (rowid, terms) VALUES (?, ?)", self._rows())
