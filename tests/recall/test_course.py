@@ -1,0 +1,191 @@
+"""How an answer goes on: searches that fail or take long, upstreams that are away, and its figures."""
+
+import asyncio
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from proxy.compaction.fitting import Fit, Report, Status
+from proxy.demo import wire
+from proxy.dialects.hidden_calls import Call
+from proxy.dialects.usage import Usage
+from proxy.errors import Overloaded, UpstreamError
+from proxy.memory import Asker
+from proxy.relay import recalling
+from proxy.relay.control import Control
+from proxy.relay.exchange import Answer
+from proxy.relay.identity import Who
+from proxy.relay.one_answer import relay_one
+from proxy.relay.passage import Passage
+from proxy.relay.recalling import NOT_NOW, Course, Offer
+
+BODY = b'{"messages":[{"role":"user","content":"?"}],"tools":[{}]}'
+MESSAGE: Any = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "a", "type": "function", "function": {"name": "memory_search", "arguments": "{}"}}],
+}
+CALL = Call({"id": "a", "function": {"name": "memory_search", "arguments": "{}"}}, 0, ours=True)
+ENVELOPE = wire.Envelope("chatcmpl-1", 1, "m")
+SEARCHING = wire.Reply("", (wire.ToolCall("a", "memory_search", "{}"),), "tool_calls")
+
+
+class Response:
+    """An upstream's answer in memory."""
+
+    reason = b"OK"
+
+    def __init__(
+        self, chunks: Iterable[bytes], kind: bytes = b"text/event-stream", status: int = 200
+    ) -> None:
+        self.status = status
+        self.headers = [(b"content-type", kind)]
+        self.closed = False
+        self._chunks = [*chunks]
+
+    async def read(self) -> bytes:
+        return self._chunks.pop(0) if self._chunks else b""
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class Memory:
+    """Answers as it is told to."""
+
+    def __init__(self, outcome: Any = "Found.") -> None:
+        self.outcome = outcome
+
+    async def answer(self, asker: Asker, arguments: str) -> str:
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        if self.outcome is None:
+            await asyncio.sleep(60)
+        return str(self.outcome)
+
+
+def offer(memory: Any = None) -> Offer:
+    whole = {"raw": BODY, "bare": BODY, "has_tools": True, "hops": 4, "asker": Asker("t", "c_1")}
+    return Offer(memory=memory or Memory(), **whole)  # type: ignore[arg-type]
+
+
+def course(outcome: Any, memory: Any = None, *, kind: str = "text/event-stream") -> tuple[Course, list[Any]]:
+    """One whose upstream answers so, or raises so; and the messages that it is asked to go on from."""
+    asked: list[Any] = []
+
+    async def ask(raw: bytes) -> Answer:
+        asked.extend(json.loads(raw)["messages"])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return Answer(outcome)
+
+    return Course(offer(memory), ask, kind), asked
+
+
+class Client:
+    """What a client gets."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.body = b""
+        self.whole = False
+
+    async def __call__(self, message: Any) -> None:
+        self.status = message.get("status", self.status)
+        self.body += message.get("body", b"")
+        self.whole = message.get("more_body") is False
+
+
+def streamed(reply: wire.Reply, *, usage: int = 0) -> Response:
+    return Response(wire.stream(ENVELOPE, reply, wire.Usage(usage, 5, 2) if usage else None))
+
+
+def plain(reply: wire.Reply) -> Response:
+    return Response([wire.completion(ENVELOPE, reply, wire.Usage(1, 1, 0))], b"application/json")
+
+
+@pytest.mark.parametrize("outcome", [RuntimeError("boom"), None])
+async def test_a_search_that_fails_or_takes_long_is_answered_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, outcome: Any
+) -> None:
+    monkeypatch.setattr(recalling, "SEARCH_S", 0.05)
+    going, made = course(streamed(wire.Reply("Sorry.")), Memory(outcome))
+    await going.next(MESSAGE, [CALL])
+    assert made[-1] == {"role": "tool", "tool_call_id": "a", "content": NOT_NOW}
+
+
+async def test_whoever_leaves_while_it_searches_ends_the_search() -> None:
+    client, first = Client(), streamed(SEARCHING)
+    going, _ = course(streamed(wire.Reply("Never.")), Memory(None))
+    task = asyncio.create_task(relay_one(going, Answer(first), client, ()))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (first.closed, client.whole) == (True, False)
+
+
+AWAY = UpstreamError(502, "The upstream cannot be reached.", "upstream_unreachable")
+
+
+@pytest.mark.parametrize(("error", "code"), [(AWAY, "upstream_unreachable"), (Overloaded(5), "overloaded")])
+async def test_an_upstream_that_is_away_is_told_in_a_stream_which_is_cut(error: Any, code: str) -> None:
+    client = Client()
+    assert not await relay_one(course(error)[0], Answer(streamed(SEARCHING)), client, ())
+    assert json.loads(client.body.split(b"data: ")[-1])["error"]["code"] == code
+    assert (client.status, client.whole) == (200, False)
+
+
+@pytest.mark.parametrize(("error", "status"), [(AWAY, 502), (Overloaded(5), 503)])
+async def test_an_upstream_that_is_away_is_the_answer_where_nothing_was_sent(error: Any, status: int) -> None:
+    client, (going, _) = Client(), course(error, kind="application/json")
+    assert not await relay_one(going, Answer(plain(SEARCHING)), client, ())
+    assert (client.status, going.code, client.whole) == (status, status, True)
+
+
+async def test_every_answer_is_closed() -> None:
+    for made in (streamed, plain):
+        first, second = made(SEARCHING), made(wire.Reply("Five."))
+        assert await relay_one(course(second)[0], Answer(first), Client(), ())
+        assert (first.closed, second.closed) == (True, True)
+
+
+def passage(going: Course | None) -> Passage:
+    made = Passage(Who("t", "c_1"), BODY, {"headers": []}, Control(), len(BODY), "r_1", code=200)
+    made.fit = Fit(BODY, 1_000, Report(Status.REUSED, "c_1", "anchored", 1))
+    made.course = going
+    return made
+
+
+async def test_the_figures_are_of_all_answers_and_what_is_learned_is_of_the_first() -> None:
+    going, _ = course(streamed(wire.Reply("Five."), usage=130))
+    assert await relay_one(going, Answer(streamed(SEARCHING, usage=100)), Client(), ())
+    made = passage(going)
+    made.waited(9.0)  # by a later answer, which is part of the first
+    usage = going.tap.result()
+    told = made.exchange(usage)
+    assert usage == Usage(230, 10, 4, "stop")
+    assert (told.prompt_tokens, told.completion_tokens, told.cached_tokens) == (230, 10, 4)
+    assert (told.recalls, told.recall_prompt_tokens, told.recall_cached_tokens) == (1, 130, 2)
+    assert made.answered(usage).usage == Usage(100, 5, 2, "tool_calls")
+    assert told.first_byte_s is None
+
+
+async def test_an_answer_that_went_on_by_itself_has_the_figures_it_always_had() -> None:
+    going, _ = course(AWAY)
+    assert await relay_one(going, Answer(streamed(wire.Reply("Five."), usage=100)), Client(), ())
+    made, usage = passage(going), going.tap.result()
+    told = made.exchange(usage)
+    assert (told.recalls, told.recall_prompt_tokens) == (None, None)
+    assert made.answered(usage).usage == usage == Usage(100, 5, 2, "stop")
+
+
+def test_the_tool_is_part_of_what_was_sized() -> None:
+    made = passage(None)
+    assert made.answered(None).fit == made.fit
+    made.offer = offer()
+    fit = made.answered(None).fit
+    assert fit is not None
+    assert fit.estimate == 1_000 + recalling.TOOL_TOKENS
