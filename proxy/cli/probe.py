@@ -45,7 +45,11 @@ def over_unix_socket(path: str, timeout_s: float = TIMEOUT_S) -> http.client.HTT
     line = http.client.HTTPConnection("localhost", timeout=timeout_s)
     line.sock = socket.socket(socket.AF_UNIX)
     line.sock.settimeout(timeout_s)
-    line.sock.connect(path)
+    try:
+        line.sock.connect(path)
+    except OSError:
+        line.close()
+        raise
     return line
 
 

@@ -32,13 +32,18 @@ class Reached(NamedTuple):
     headers: Mapping[str, str]
     unix_socket: str | None = None
 
+    @property
+    def where(self) -> str:
+        """How the proxy is reached, for people."""
+        return self.url if self.unix_socket is None else f"unix:{self.unix_socket}"
+
 
 def asked(reached: Reached, name: str, arguments: Mapping[str, Any]) -> Answer:
     """What the proxy answers to a call of a tool; where it cannot be asked, a sentence that says why."""
     try:
         status, data = _posted(reached, name, arguments)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        why = f"The proxy at {reached.url} does not answer ({type(error).__name__}). Is it running?"
+        why = f"The proxy at {reached.where} does not answer ({type(error).__name__}). Is it running?"
         return Answer(why, failed=True)
     try:
         told = json.loads(data)
@@ -47,7 +52,7 @@ def asked(reached: Reached, name: str, arguments: Mapping[str, Any]) -> Answer:
         said = str(told["error"]["message"])[:MAX_SAID_CHARACTERS]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         said = f"what answers there is no compaction-proxy (status {status})"
-    return Answer(f"The proxy at {reached.url} refused: {said}", failed=True)
+    return Answer(f"The proxy at {reached.where} refused: {said}", failed=True)
 
 
 def _posted(reached: Reached, name: str, arguments: Mapping[str, Any]) -> tuple[int, bytes]:

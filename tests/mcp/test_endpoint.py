@@ -86,6 +86,12 @@ async def test_where_keys_are_named_one_is_needed_and_the_path_moves_with_the_ot
         assert refused == Answer(told, failed=True)
 
 
+def test_over_stdio_a_socket_where_nobody_listens_is_told_of(tmp_path: Path) -> None:
+    told = called(Reached("http://localhost", {}, str(tmp_path / "none")))
+    where = f"The proxy at unix:{tmp_path}/none"
+    assert told == Answer(f"{where} does not answer (FileNotFoundError). Is it running?", failed=True)
+
+
 @pytest.mark.parametrize(
     ("answer", "wanted"),
     [
