@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import Query, Response
 
@@ -22,9 +22,12 @@ from proxy.recall import MAX_HITS
 from proxy.watching import MAX_LOOKED_AT, Sort
 
 MAX_QUERY_CHARACTERS = 1_000
+MAX_RANGE_CHARACTERS = 20
 
 Limit = Annotated[int, Query(ge=1, le=MAX_HITS)]
 Words = Annotated[str, Query(max_length=MAX_QUERY_CHARACTERS)]
+Lines = Annotated[str, Query(max_length=MAX_RANGE_CHARACTERS)]
+Scope = Literal["conversation", "tenant"]
 Many = Annotated[int, Query(ge=1, le=MAX_LOOKED_AT)]
 
 router = routes()
@@ -96,13 +99,18 @@ async def _compaction(conversation: str, place: str, watching: Watches) -> Respo
     )  # megabytes, as with an export
 
 
+@router.get("/sessions/{conversation}/search", response_model=Hits, include_in_schema=False)
 @router.get("/conversations/{conversation}/search", response_model=Hits)
-async def _search(conversation: str, q: Words, steering: Steers, limit: Limit = 20) -> Response:
-    """Messages that rounds have taken out and that hold all the words and quoted phrases of `q`."""
-    return answer(asdict(Hits(tuple(await steering.search(conversation, q, limit)))))
+async def _search(
+    conversation: str, q: Words, steering: Steers, limit: Limit = 20, scope: Scope = "conversation"
+) -> Response:
+    """Messages that rounds have taken out, those first that answer `q` best: words, `begin*`, "phrases"."""
+    found = await steering.search(conversation, q, limit, everywhere=scope == "tenant")
+    return answer(asdict(Hits(tuple(found))))
 
 
 @router.get("/conversations/{conversation}/messages/{message}", response_model=ArchivedMessage)
-async def _message(conversation: str, message: str, steering: Steers) -> Response:
-    """A message that rounds have taken out, whole."""
-    return answer(asdict(message_shape(await steering.message(conversation, message))))
+async def _message(conversation: str, message: str, steering: Steers, lines: Lines = "") -> Response:
+    """A message that rounds have taken out, whole, or some of its lines: `10-40`, `10-` or `10`, from 1."""
+    found = await steering.message(conversation, message)
+    return answer(asdict(message_shape(found, lines) if lines else message_shape(found)))

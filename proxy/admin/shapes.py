@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from proxy.admin.figures import Money, money
 from proxy.core.event import Event
+from proxy.core.recalled import lines_of, wanted_lines
 from proxy.core.totals import Totals
+from proxy.errors import RequestRefused
 from proxy.recall import Hit, Recalled
 from proxy.steering import Overview
 from proxy.watching import Standing
@@ -120,8 +122,30 @@ class Hits:
 
 
 @dataclass(frozen=True, slots=True)
+class Range:
+    """Which lines of a message are told, from 1, and how many it has; longer ones count as several."""
+
+    first: int
+    last: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
 class ArchivedMessage:
-    """A message that a round has taken out, and that round."""
+    """A message that a round has taken out, and that round.
+
+    Attributes:
+        id: Its id.
+        index: Its index among the non-privileged messages.
+        role: Its role.
+        text: Its text, or those of its lines that were asked for.
+        round: The round's number.
+        strategy: The strategy of the round.
+        at: When that was, in seconds since the epoch.
+        conversation: The conversation that the round was made in.
+        turn: The turn it belongs to, from 1; 0 before the first; null where it is not known.
+        lines: Which lines these are; null: all of them.
+    """
 
     id: str
     index: int
@@ -130,6 +154,9 @@ class ArchivedMessage:
     round: int
     strategy: str
     at: float
+    conversation: str
+    turn: int | None
+    lines: Range | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +217,31 @@ def conversation_shape(conversation: str, seen: Overview, stands: Standing) -> C
     )
 
 
-def message_shape(found: Recalled) -> ArchivedMessage:
-    """An archived message."""
+def message_shape(found: Recalled, lines: str = "") -> ArchivedMessage:
+    """An archived message, or those of its lines.
+
+    Raises:
+        RequestRefused: 422, `lines` is no range, or it has no such lines.
+    """
     message, made = found.message, found.round
+    text, told = _some(message.text, lines) if lines else (message.text, None)
     return ArchivedMessage(
-        message.id, message.index, message.role, message.text, made.number, made.strategy, made.at
+        id=message.id,
+        index=message.index,
+        role=message.role,
+        text=text,
+        round=made.number,
+        strategy=made.strategy,
+        at=made.at,
+        conversation=made.conversation,
+        turn=message.turn,
+        lines=told,
     )
+
+
+def _some(text: str, lines: str) -> tuple[str, Range]:
+    wanted, every = wanted_lines(lines), lines_of(text)
+    if wanted is None or wanted[0] > len(every):
+        raise RequestRefused(422, f"lines: a range from 1 to {len(every)}, such as 1-40", "invalid_request")
+    first, last = wanted[0], min(wanted[1] or len(every), len(every))
+    return "\n".join(every[first - 1 : last]), Range(first, last, len(every))

@@ -30,7 +30,10 @@ _ROUNDS = (
     Column("cost", right=True), Column("pays back after", right=True), Column("state"),
 )  # fmt: skip
 _PINS = (Column("pin"), Column("text"))
-_HITS = (Column("message"), Column("round", right=True), Column("role"), Column("text"))
+_HITS = (
+    Column("message"), Column("turn", right=True), Column("round", right=True), Column("role"),
+    Column("text"),
+)  # fmt: skip
 _MONEY = (
     ("cost", "cost_usd"),
     ("saved before losses", "gross_usd"),
@@ -127,15 +130,18 @@ def pinned(pins: Iterable[Row], most: int | None) -> list[str]:
     return table(_PINS, rows, most) if rows else ["no pins"]
 
 
-def hits(found: Iterable[Row], most: int | None) -> list[str]:
-    """A line for each message that was found."""
+def hits(found: Iterable[Row], most: int | None, *, everywhere: bool = False) -> list[str]:
+    """A line for each message that was found; where it was looked for `everywhere`, with its conversation."""
     rows = [
         [
+            *([text_of(each, "conversation")] if everywhere else []),
             text_of(each, "message_id"),
+            text_of(each, "turn"),
             text_of(each, "round"),
             text_of(each, "role"),
             " ".join(text_of(each, "snippet").split()),
         ]
         for each in found
     ]
-    return table(_HITS, rows, most) if rows else ["nothing found"]
+    columns = (Column("conversation"), *_HITS) if everywhere else _HITS
+    return table(columns, rows, most) if rows else ["nothing found"]

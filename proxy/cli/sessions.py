@@ -212,26 +212,29 @@ def delete(
 def search(
     session: SessionArgument,
     words: Annotated[
-        list[str], typer.Argument(metavar="WORDS…", help="All of which a message holds; a phrase in quotes.")
+        list[str], typer.Argument(metavar="WORDS…", help="What to look for; a phrase in quotes, begin*.")
     ],
+    everywhere: Annotated[
+        bool, typer.Option("--all", help="In all conversations of the tenant that ID belongs to.")
+    ] = False,
     limit: Annotated[int, typer.Option(min=1, max=50, help="How many at most.")] = 20,
     url: UrlOption = None,
     key_file: KeyOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find messages that rounds have taken out of a conversation."""
+    """Find messages that rounds have taken out of a conversation, the best first."""
     from proxy.cli.admin_client import rows
     from proxy.cli.session_texts import hits
     from proxy.cli.terminal import say, say_json, width
 
     asked, _, path = _found(session, url, key_file, config)
     query = " ".join(f'"{word}"' if " " in word else word for word in words)
-    answer = asked.get(f"{path}/search", q=query, limit=limit)
+    answer = asked.get(f"{path}/search", q=query, limit=limit, scope="tenant" if everywhere else None)
     if as_json:
         say_json(answer)
         return
     found = rows(answer, "hits")
-    say(hits(found, width()))
+    say(hits(found, width(), everywhere=everywhere))
     if not found:
         raise typer.Exit(FAILED)

@@ -244,9 +244,13 @@ async def test_there_is_room_for_so_many_pins() -> None:
 
 async def test_what_was_taken_out_is_found_and_given_whole() -> None:
     async with two_rounds() as (_, client):
-        hits = (await client.get(f"{PATH}/search", params={"q": "port", "limit": 2})).json()["hits"]
+        asked = {"q": "port", "limit": "2"}
+        hits = (await client.get(f"{PATH}/search", params=asked)).json()["hits"]
+        alias = await client.get(f"/admin/v1/sessions/{NAME}/search", params=asked)
+        everywhere = await client.get(f"{PATH}/search", params={**asked, "scope": "tenant"})
         whole = await client.get(f"{PATH}/messages/m_21")
         missing = await client.get(f"{PATH}/messages/m_99")
+    assert [hit.pop("score") > 0 for hit in hits] == [True, True]
     assert hits == [
         {
             "message_id": f"m_2{index}",
@@ -255,7 +259,6 @@ async def test_what_was_taken_out_is_found_and_given_whole() -> None:
             "round": 2,
             "strategy": "chained",
             "at": 2.0,
-            "score": 1.0,
             "snippet": snippet,
             "conversation": NAME,
             "turn": 1,
@@ -265,6 +268,8 @@ async def test_what_was_taken_out_is_found_and_given_whole() -> None:
             (0, "assistant", 'read({"path": "port.txt"})'),
         )
     ]
+    assert [hit["message_id"] for hit in alias.json()["hits"]] == ["m_21", "m_20"]
+    assert everywhere.json() == {"hits": []}  # nothing of this place is in the tenant's list
     assert whole.json() == {
         "id": "m_21",
         "index": 21,
@@ -273,8 +278,25 @@ async def test_what_was_taken_out_is_found_and_given_whole() -> None:
         "round": 2,
         "strategy": "chained",
         "at": 2.0,
+        "conversation": NAME,
+        "turn": 1,
+        "lines": None,
     }
     assert error_of(missing) == (404, "message_not_found")
+
+
+async def test_of_a_message_some_lines_are_given() -> None:
+    async with two_rounds() as (here, client):
+        text = "\n".join(f"line {number}" for number in range(1, 60))
+        await here.round(3, Message("tool", text, answers=("1",)))
+        some = (await client.get(f"{PATH}/messages/m_30?lines=10-12")).json()
+        rest = (await client.get(f"{PATH}/messages/m_30?lines=58-")).json()
+        bad = [
+            error_of(await client.get(f"{PATH}/messages/m_30?lines={each}")) for each in ("x", "60", "9-8")
+        ]
+    assert (some["text"], some["lines"]) == ("line 10\nline 11\nline 12", {"first": 10, "last": 12, "of": 59})
+    assert (rest["text"], rest["lines"]) == ("line 58\nline 59", {"first": 58, "last": 59, "of": 59})
+    assert bad == [(422, "invalid_request")] * 3
 
 
 async def test_a_conversation_is_forgotten_whole_and_comes_back_when_it_is_used_again() -> None:

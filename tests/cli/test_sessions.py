@@ -128,11 +128,15 @@ def test_export_goes_to_a_new_file_for_its_owner_only(script: Scripted, run: Run
 
 
 def test_search_quotes_phrases_and_fails_where_nothing_is_found(script: Scripted, run: Run) -> None:
-    hit = {"message_id": "m_1", "round": 1, "role": "user", "snippet": "two\nlines"}
+    hit = {"message_id": "m_1", "turn": 4, "round": 1, "role": "user", "snippet": "two\nlines"}
     script.put("GET", f"/conversations/{ID}/search", {"hits": [hit]})
     found = run("search", ID, "two lines", "more", "--url", script.url)
-    assert found.stdout.splitlines()[1:] == ["m_1          1  user  two lines"]
+    assert found.stdout.splitlines()[1:] == ["m_1         4      1  user  two lines"]
     assert script.asked[0][1].endswith("/search?q=%22two+lines%22+more&limit=20")
+    script.put("GET", f"/conversations/{ID}/search", {"hits": [{**hit, "conversation": "c_2"}]})
+    everywhere = run("search", ID, "x", "--all", "--url", script.url)
+    assert everywhere.stdout.splitlines()[1:] == ["c_2           m_1         4      1  user  two lines"]
+    assert script.asked[1][1].endswith("/search?q=x&limit=20&scope=tenant")
     script.put("GET", f"/conversations/{ID}/search", {"hits": []})
     nothing = run("search", ID, "x", "--url", script.url)
     assert (nothing.exit_code, nothing.stdout) == (1, "nothing found\n")

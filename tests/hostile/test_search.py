@@ -1,14 +1,19 @@
 """Searching what was removed is no way to anything else: not to others, not to files, not for ever."""
 
+import random
 import time
 
 import pytest
 
+from proxy.adapters.full_text import SqliteFullText
 from proxy.adapters.memory_store import MemoryStore
 from proxy.archive import Round
 from proxy.archiving import Original, archived
 from proxy.core.message import Message
 from proxy.history import History
+from proxy.holdings import Bounds, Holdings
+from proxy.originals import Place
+from proxy.ports import Store
 from proxy.recall import MAX_HITS, SNIPPET_CHARACTERS, Recall
 from proxy.storage.records import Records
 
@@ -16,51 +21,71 @@ DAY_S = 86_400.0
 PATIENCE_S = 5.0
 ROOT = bytes(32)
 CONVERSATION = "c_1"
+# What means something to a search engine, a regex, SQL, a shell, a template, a terminal, or to nobody.
+PIECES = [
+    "canary", "CANARY", "can*", "*", "^", '"', '""', "'", "''", "(", ")", "{", "}", "[", "]", ":", "-", "+",
+    "AND", "OR", "NOT", "NEAR(a b, 5)", "NEAR/3", "terms:", "rowid:1", "rows MATCH", "' OR 1=1 --", ";", "%",
+    ".*", "(a+)+$", "[^x]", "(?s).+", "\\d{9}", "|", "\\", "_", "$(id)", "`id`", "../../etc/passwd",
+    "\x00", "\x1b[2J", "\n", "\t", "\u200b", "\u202e", "\ud83d", "\U0001f600", "größe", "GRÖẞE", "e\u0301",
+    "漢字", "かな", "한국어", "\ufb00", "\u0130", "\u017f", "m_b0", "a" * 300, "1" * 40, "-" * 50, "x" * 900,
+]  # fmt: skip
 
 
 def ignored(_: object) -> None:
     """Nothing fails here."""
 
 
-async def recall(texts: dict[str, list[str]]) -> Recall:
+async def recall(texts: dict[str, list[str]], store: Store | None = None) -> Recall:
     """Over what a round has taken out of each tenant's conversation; all have one id and begin alike."""
-    records = Records(MemoryStore(), ignored)
-    history = History(records, DAY_S)
+    records = Records(store or MemoryStore(), ignored)
+    history, holdings = History(records, DAY_S), Holdings(records, DAY_S, Bounds(), now=lambda: 2.0)
     for tenant, taken in texts.items():
         await history.rooted(tenant, CONVERSATION, ROOT)
         made = Round(CONVERSATION, "chained", bytes(64), 1, 1.0)
         messages = [Original(k, f"m_{tenant}{k}", 1, Message("tool", text)) for k, text in enumerate(taken)]
-        items, line, _ = archived(tenant, ROOT, made, messages, DAY_S)
-        await records.save(f"{items[0].key}:x", {}, ttl_s=DAY_S, also=[*items, line])
-    return Recall(records, history)
+        archive = archived(tenant, ROOT, made, messages, DAY_S)
+        key = archive.items[0].key
+        await records.save(f"{key}:x", {}, ttl_s=DAY_S, also=[*archive.items, archive.line])
+        await holdings.added(tenant, Place(ROOT, made), archive)
+    await records.behind.close()
+    return Recall(records, history, holdings, SqliteFullText())
 
 
-@pytest.mark.parametrize(
-    "query",
-    ["canary", "CANARY-B", ".*", "c.n.ry", "canary|x", "[a-z]+", "*", "%", "' OR 1=1 --", "../../b",
-     "{b}", "m_b0", "\x00", "(?s).+", '"' * 9 + "canary", "canary " * 5_000],
-)  # fmt: skip
-async def test_no_query_finds_what_another_tenant_has_under_the_same_id(query: str) -> None:
-    found = await recall(
-        {"a": ["all is well here", "m_b0 { is } *"], "b": ["canary-b: secret ' OR 1=1 -- ../../b"]}
-    )
-    hits = await found.search("a", CONVERSATION, query, known=frozenset({"m_b0"}))
-    assert not [hit for hit in hits if "canary" in hit.snippet]
-    assert await found.message("a", CONVERSATION, "m_b0", known=frozenset({"m_b0"})) is None
+def queries(number: int) -> list[str]:
+    """So many queries, the same each time: each of the pieces, then runs of them."""
+    chance = random.Random(8)
+    runs = ("".join(chance.choices([*PIECES, " "], k=chance.randint(2, 8))) for _ in range(number))
+    return [*PIECES, *runs][:number]
 
 
-@pytest.mark.parametrize("query", [".*", "a.c", "(a+)+$", "[abc]+", "a|b", "\\w+", "^abc"])
-async def test_a_pattern_is_a_text_like_any_other(query: str) -> None:
+async def test_a_thousand_queries_find_nothing_of_another_tenant_and_none_raises(store: Store) -> None:
+    mine = ["all is well here", "m_b0 { is } *", "größe 漢字 canary of mine"]
+    theirs = [f"{piece} theirs-only" for piece in PIECES if piece.strip()]
+    found = await recall({"a": mine, "b": theirs}, store)
+    known = frozenset({"m_b0", "m_b1"})
+    started = time.process_time()
+    for number, query in enumerate(queries(1_000)):
+        where = CONVERSATION if number % 2 else None
+        hits = await found.search("a", where, query, 20, known=known)
+        assert [hit for hit in hits if not hit.message_id.startswith("m_a")] == []
+        assert not [hit for hit in hits if "theirs-only" in hit.snippet]
+    assert await found.message("a", CONVERSATION, "m_b0", known=known) is None
+    assert await found.message("a", None, "m_b0", known=known) is None
+    assert len(await found.search("b", None, "canary", 20)) > 1
+    assert time.process_time() - started < 2 * PATIENCE_S
+
+
+@pytest.mark.parametrize("query", [".*", "(a+)+$", "[abc]+", "\\w+", "^abc"])
+async def test_a_pattern_in_quotes_is_a_text_like_any_other(query: str) -> None:
     found = await recall({"a": ["abc and a longer text", f"exactly {query} stands here"]})
-    assert [hit.index for hit in await found.search("a", CONVERSATION, query)] == [1]
+    assert [hit.index for hit in await found.search("a", CONVERSATION, f'"{query}"')] == [1]
 
 
 async def test_what_is_found_is_bounded_and_found_in_time_whatever_is_asked() -> None:
     found = await recall({"a": ["a" * 20_000 + " end"] * 200})
     started = time.process_time()
-    hits = await found.search("a", CONVERSATION, "(a+)+$ aaaa " + "a" * 100_000, limit=10_000)
-    assert hits == []
-    hits = await found.search("a", CONVERSATION, "aaaa " + "a" * 100_000, limit=10_000)
+    await found.search("a", CONVERSATION, "(a+)+$ aaaa " + "a" * 100_000, limit=10_000)
+    hits = await found.search("a", CONVERSATION, "end " * 100_000, limit=10_000)
     assert time.process_time() - started < PATIENCE_S
     assert len(hits) == MAX_HITS
     assert max(len(hit.snippet) for hit in hits) <= SNIPPET_CHARACTERS

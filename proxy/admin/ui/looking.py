@@ -16,6 +16,8 @@ from proxy.core.event import number
 # The ranges of the overview, and by what each is drawn.
 RANGES = {"24h": "hour", "7d": "hour", "30d": "day"}
 SORTS = {"last": "Last request", "tokens": "Tokens", "net": "Net saved", "requests": "Requests"}
+# Where is searched.
+SCOPES = {"conversation": "this conversation", "tenant": "all conversations of this tenant"}
 # What an action says when it is done.
 DONE = {
     "compact": "The next request of this conversation will be compacted.",
@@ -143,13 +145,24 @@ class Looking:
         )
 
     async def search(self, request: Request) -> Response:
-        """What rounds have removed that holds all words of a query."""
+        """What rounds have removed that answers a query, the best first."""
         name, query = request.path_params["name"], request.query_params.get("q", "")
+        scope = _chosen(request, "scope", SCOPES)
         found: tuple[Hit, ...] = ()
         if query:
-            told = await self.api.get(request, "conversations", name, "search", q=query, limit=MAX_HITS)
+            told = await self.api.get(
+                request, "conversations", name, "search", q=query, limit=MAX_HITS, scope=scope
+            )
             found = readings.rows(Hit, told.get("hits"))
-        return await self.pages.page("search.html", at="conversations", name=name, query=query, hits=found)
+        return await self.pages.page(
+            "search.html",
+            at="conversations",
+            name=name,
+            query=query,
+            hits=found,
+            scope=scope,
+            scopes=SCOPES,
+        )
 
     async def message(self, request: Request) -> Response:
         """A message that a round has removed, whole."""

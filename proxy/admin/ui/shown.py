@@ -84,6 +84,8 @@ class Hit:
     round: int | None = None
     at: float | None = None
     snippet: str = ""
+    conversation: str = ""
+    turn: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
