@@ -1,0 +1,137 @@
+"""What is archived stays within bounds: the oldest goes first, and nothing that something newer needs."""
+
+import pytest
+
+from proxy.adapters.full_text import SqliteFullText
+from proxy.adapters.memory_store import MemoryStore
+from proxy.archive import Round
+from proxy.archiving import Archive, Original, archived
+from proxy.core.keys import archived_key
+from proxy.core.message import Message
+from proxy.history import History
+from proxy.holdings import TENANT_EVERY_S, Bounds, Holdings
+from proxy.originals import Place
+from proxy.ports import Store
+from proxy.recall import Recall
+from proxy.storage.records import Records
+
+DAY_S = 86_400.0
+NOW = 1_000.0
+ROOTS = [bytes([number]) * 32 for number in (1, 2)]
+FILE = "f" * 10_000
+
+
+def ignored(_: object) -> None:
+    """Nothing fails here."""
+
+
+class Shelf:
+    """A tenant's archives within bounds, over a store.
+
+    Attributes:
+        time: Seconds, on every clock there is.
+    """
+
+    def __init__(self, store: Store, conversation: int = 0, tenant: int = 0) -> None:
+        self.time = NOW
+        self.records = Records(store, ignored)
+        self.history = History(self.records, DAY_S)
+        self.holdings = Holdings(
+            self.records,
+            DAY_S,
+            Bounds(conversation, tenant),
+            clock=lambda: self.time,
+            now=lambda: self.time,
+        )
+        self.recall = Recall(self.records, self.history, self.holdings, SqliteFullText())
+
+    async def put(self, number: int, *texts: str, root: bytes = ROOTS[0]) -> Archive:
+        """The archive of a round; the ids of its messages go on from `10 * number`."""
+        conversation = f"c_{root[0]}"
+        made = Round(conversation, "chained", number.to_bytes(64, "big"), number, NOW + number)
+        ids = range(10 * number, 10 * number + len(texts))
+        messages = [
+            Original(k, f"m_{k}", 1, Message("tool", text)) for k, text in zip(ids, texts, strict=True)
+        ]
+        archive = archived("t_1", root, made, messages, DAY_S)
+        await self.history.rooted("t_1", conversation, root)
+        key = archive.items[0].key
+        await self.records.save(f"{key}:x", {}, ttl_s=DAY_S, also=[*archive.items, archive.line])
+        await self.holdings.added("t_1", Place(root, made), archive)
+        await self.records.behind.close()
+        await self.holdings.settle("t_1", root)
+        return archive
+
+    async def kept(self, root: bytes = ROOTS[0]) -> list[tuple[str, int]]:
+        """Which messages are there, and how many characters of each."""
+        found = await self.recall.everything("t_1", f"c_{root[0]}")
+        return [(each.message.id, len(each.message.text)) for each in found]
+
+    async def listed(self) -> list[tuple[int, int]]:
+        """The rounds in the tenant's list, and what each has added, in bytes."""
+        return [(each.place.made.number, each.size) for each in await self.holdings.of("t_1")]
+
+
+async def test_the_oldest_archives_of_a_conversation_go_first_and_the_newest_stays(store: Store) -> None:
+    shelf = Shelf(store, conversation=250)
+    for number in range(1, 5):
+        await shelf.put(number, "x" * 100)
+    assert await shelf.kept() == [("m_30", 100), ("m_40", 100)]
+    assert await shelf.listed() == [(3, 100), (4, 100)]
+    await shelf.put(5, "x" * 300)
+    assert await shelf.kept() == [("m_50", 300)]
+
+
+async def test_what_two_rounds_have_counts_once_and_stays_while_one_of_them_does(store: Store) -> None:
+    shelf = Shelf(store, conversation=len(FILE) + 150)
+    await shelf.put(1, FILE, "a" * 100)
+    await shelf.put(2, FILE)
+    assert await shelf.kept() == [("m_10", len(FILE)), ("m_11", 100), ("m_20", len(FILE))]
+    assert await shelf.listed() == [(1, len(FILE) + 100), (2, 0)]
+    await shelf.put(3, "b" * 100)
+    assert await shelf.kept() == [("m_20", len(FILE)), ("m_30", 100)]
+
+
+async def test_of_a_tenant_the_oldest_go_whatever_conversation_they_are_of() -> None:
+    shelf = Shelf(MemoryStore(), tenant=250)
+    for number in range(1, 5):
+        await shelf.put(number, "x" * 100, root=ROOTS[number % 2])
+        shelf.time += TENANT_EVERY_S
+    assert [await shelf.kept(root) for root in ROOTS] == [[("m_40", 100)], [("m_30", 100)]]
+
+
+async def test_all_that_a_tenant_has_is_looked_at_once_in_a_while() -> None:
+    shelf = Shelf(MemoryStore(), tenant=150)
+    for number in range(1, 4):
+        await shelf.put(number, "x" * 100)
+    assert len(await shelf.kept()) == 3
+    shelf.time += TENANT_EVERY_S
+    await shelf.put(4, "x" * 100)
+    assert await shelf.kept() == [("m_40", 100)]
+
+
+async def test_without_bounds_everything_stays() -> None:
+    shelf = Shelf(MemoryStore())
+    for number in range(1, 4):
+        await shelf.put(number, FILE + str(number))
+    assert len(await shelf.kept()) == 3
+
+
+async def test_what_is_gone_expired_or_cannot_be_read_is_not_in_the_list_of_a_tenant() -> None:
+    store = MemoryStore()
+    shelf = Shelf(store)
+    for number, root in ((1, ROOTS[0]), (2, ROOTS[1]), (3, ROOTS[1])):
+        await shelf.put(number, "x" * 10, root=root)
+    await shelf.holdings.forgotten("t_1", [ROOTS[0]])
+    assert await shelf.listed() == [(2, 10), (3, 10)]
+    shelf.time = NOW + DAY_S + 2.5
+    assert await shelf.listed() == [(3, 10)]
+
+
+@pytest.mark.parametrize("root", ["zz", 5, None])
+async def test_a_line_that_names_no_root_is_passed_over(root: object) -> None:
+    shelf = Shelf(MemoryStore())
+    archive = await shelf.put(1, "x")
+    line = {**archive.line.fields, "root": root}
+    assert await shelf.records.append(archived_key("t_1"), line, ttl_s=DAY_S, keep=10)
+    assert await shelf.listed() == [(1, 1)]
