@@ -259,7 +259,7 @@ class Metrics:
         used = [(each.tokens_after or 0) / each.window for each in counted if each.window]
         self._observe("compaction_context_used_ratio", used)
         off = [
-            abs((each.tokens_after or 0) / each.prompt_tokens - 1) for each in counted if each.prompt_tokens
+            abs((each.tokens_after or 0) / real - 1) for each in counted if (real := each.first_prompt_tokens)
         ]
         self._observe("compaction_token_estimate_error_ratio", off)
 

@@ -65,6 +65,14 @@ class Exchange(NamedTuple):  # made for each request: a dataclass costs four tim
     recall_cached_tokens: int | None = None
 
     @property
+    def first_prompt_tokens(self) -> int | None:
+        """Input tokens of the first answer, as the upstream counted them: the request as it was sized."""
+        if self.recalls is None or self.prompt_tokens is None:
+            return self.prompt_tokens
+        more = self.recall_prompt_tokens
+        return None if more is None else self.prompt_tokens - more
+
+    @property
     def failed(self) -> bool:
         """Whether the upstream answered with an error; no answer at all is none."""
         return self.code >= FAILED_FROM

@@ -23,7 +23,7 @@ def saving_of(
     if not prompt:
         return saving(exchange, prefixes, known, price, counted)
     first = exchange._replace(
-        prompt_tokens=(exchange.prompt_tokens or 0) - prompt,
+        prompt_tokens=exchange.first_prompt_tokens,
         cached_tokens=(exchange.cached_tokens or 0) - cached,
     )
     made, learned = saving(first, prefixes, known, price, counted)

@@ -95,7 +95,8 @@ def _marks(exchanges: Sequence[Exchange], made: Sequence[Round]) -> list[tuple[i
 
 def _forwarded(exchange: Exchange) -> int | None:
     """As the upstream counted it, where it did."""
-    return exchange.tokens_after if exchange.prompt_tokens is None else exchange.prompt_tokens
+    counted = exchange.first_prompt_tokens
+    return exchange.tokens_after if counted is None else counted
 
 
 def _seconds(of: str) -> int | None:
