@@ -103,8 +103,9 @@ def unread(
         request_bytes: Of the body.
         times: How long it took.
     """
-    told = (at, model, "none", code, request, "", None, "", request_bytes)
-    return Exchange._make((*told, *_UNKNOWN, *times, *_NO_RECALLS))
+    return Exchange._make(
+        (at, model, "none", code, request, "", None, "", request_bytes, *_UNKNOWN, *times, *_NO_RECALLS)
+    )
 
 
 _TEXTS = frozenset({"model", "status", "request", "strategy", "reason"})

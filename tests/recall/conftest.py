@@ -136,11 +136,12 @@ class Provider:
 
 @dataclass
 class Stack:
-    """The provider, the proxy's URL, and one conversation with it."""
+    """The provider, the proxy's URL, and one conversation with it, whose id is the key unless it is given."""
 
     provider: Provider
     url: str
     key: str = ""
+    session: str | None = None
 
     def script(self, *answers: Scripted) -> None:
         self.provider.scripts[self.key] = list(answers)
@@ -151,7 +152,8 @@ class Stack:
 
     @property
     def fields(self) -> dict[str, str]:
-        return {"authorization": f"Bearer {self.key}", "x-session-id": self.key}
+        named = self.key if self.session is None else self.session
+        return {"authorization": f"Bearer {self.key}", **({"x-session-id": named} if named else {})}
 
     def written(self, reply: wire.Reply, number: int = 1, **body: Any) -> bytes:
         """The bytes in which the provider writes a reply."""
@@ -164,7 +166,7 @@ class Stack:
 
 
 def config(base_url: str) -> Config:
-    """A model that is always offered the tool; one that is once something is removed; one that is not."""
+    """Models that are offered the tool always, or once something is removed; one that is told unasked."""
     return Config.model_validate(
         {
             "server": {"port": 0, "secret": "test"},
@@ -175,6 +177,7 @@ def config(base_url: str) -> Config:
                 "always": {"window": 128_000, "recall": {"tool": "always"}, "tools": True},
                 "short": {"window": 128_000, "recall": {"tool": "always", "max_hops": 1}, "tools": True},
                 "inject": {"window": 6_000, "recall": {"tool": "inject"}, "tools": True},
+                "reminded": {"window": 6_000, "recall": {"auto": "inject"}},
                 "*": {"window": 128_000},
             },
         }

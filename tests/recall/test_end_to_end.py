@@ -77,3 +77,23 @@ async def test_recalled_text_is_nothing_that_later_rounds_could_see(stack: Any, 
         for message in stack.asked[2].messages
         if message.get("tool_calls")
     )
+
+
+async def test_a_conversation_that_names_itself_by_nothing_is_searched_by_its_content(
+    new_stack: Any, s: Any
+) -> None:
+    stack = new_stack()
+    stack.session = ""
+    stack.script(model(s))
+    got = await stack.post(model="inject", messages=conversation())
+    assert said_in(got) == "Let me look. It is under the blue flowerpot."
+
+
+async def test_another_key_finds_nothing_of_it(new_stack: Any, s: Any) -> None:
+    mine, other = new_stack(), new_stack()
+    other.session = mine.key
+    mine.script(model(s))
+    await mine.post(model="inject", messages=conversation())
+    other.script(model(s))
+    got = await other.post(model="always", messages=[{"role": "user", "content": "Where is the spare key?"}])
+    assert said_in(got) == "Let me look. I do not know."
