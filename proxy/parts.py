@@ -58,6 +58,7 @@ from proxy.pricing import Pricing
 from proxy.reading import Reading
 from proxy.recall import Recall
 from proxy.relay.identity import minted
+from proxy.reminding import Reminder
 from proxy.statistics import Statistics
 from proxy.storage.records import Records
 from proxy.storage.throttle import Throttled
@@ -155,18 +156,15 @@ class Parts:
         )
         self.rounds = Rounds(self.making, self.history, announce=self.announcing, clock=clock)
         self.recall = Recall(self.records, self.history, self.holdings, SqliteFullText())
-        self.memory = self._remembering()
+        self._remember()
         self.secret = Secret(config, store_url, self.store, report)
         self.ready = False
 
-    def _remembering(self) -> Memory:
-        """What answers models and agents who ask for what was removed."""
-        return Memory(
-            self.recall,
-            partial(self.counter.count, model=""),
-            reachable=lambda: self.records.reachable,
-            searched=self.metrics.searched,
-        )
+    def _remember(self) -> None:
+        """What answers models and agents who ask for what was removed, and what tells models unasked."""
+        count, searched = partial(self.counter.count, model=""), self.metrics.searched
+        self.memory = Memory(self.recall, count, reachable=lambda: self.records.reachable, searched=searched)
+        self.reminder = Reminder(self.recall.search, self.reading, self.records, count, searched=searched)
 
     def _tell(self, config: Config, *, quiet: bool) -> None:
         """What keeps and tells of what happens. Of a rehearsal, nobody's request, nothing is traced."""
@@ -197,6 +195,7 @@ class Parts:
             stack.push_async_callback(self.anchors.close)
             stack.push_async_callback(self.rounds.close)
             stack.push_async_callback(self.recall.close)
+            stack.push_async_callback(self.reminder.close)
             await asyncio.gather(
                 self.records.open(), self.secret.agree(), self.counting.prepare(self.counter.warm)
             )
@@ -272,7 +271,7 @@ class Parts:
             self.effects,
             self._ordering(config),
         )
-        return Compactor(viewer, replacing, self.reading, self.learning)
+        return Compactor(viewer, replacing, self.reading, self.learning, self.reminder)
 
     def observing(self) -> Observing:
         """What learns from answers."""

@@ -23,5 +23,5 @@ class RecallSection(BaseModel):
     """`inject` places what matches the latest user message right before it."""
     auto_tokens: RecalledTokens = 500
     """Tokens that this may take, 50 to 2,000."""
-    auto_score: Share = 0.5
+    auto_score: Share = 0.25
     """How well a passage must match, 0 to 1, to be placed there; the lower, the more is beside the point."""
