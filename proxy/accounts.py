@@ -7,14 +7,15 @@ of one another's. The exchanges are written in the same step as the totals that 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from proxy.core import exchange as exchanges_of
 from proxy.core import totals as totals_of
-from proxy.core.alike import Alike
+from proxy.core.alike import Alike, newest_of, when
 from proxy.core.economics import Saving
+from proxy.core.entry import Entry
 from proxy.core.event import COMPACTED, MEASURED, Event, number
 from proxy.core.exchange import Exchange
 from proxy.core.keys import conversation_key, exchanges_key, lease_key
@@ -48,13 +49,19 @@ class _Waiting:
 
     lines_key: str
     totals: Totals = field(default_factory=Totals)
-    lines: deque[Kept] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
+    read: deque[Entry] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
+    unread: deque[Alike] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
+
+    def lines(self) -> list[Fields]:
+        """The newest exchanges, oldest first, as they are written."""
+        found = sorted([*self.read, *newest_of(self.unread, MAX_LINES)], key=when)
+        return [to_fields(each.exchange, each.saving) for each in found[-MAX_LINES:]]
 
 
-def to_fields(kept: Kept) -> dict[str, object]:
-    """An exchange as JSON values, without what is unknown."""
-    told = exchanges_of.to_fields(kept.exchange)
-    return told if kept.saving is None else {**told, "saving": kept.saving._asdict()}
+def to_fields(exchange: Exchange, saving: Saving | None) -> dict[str, Any]:
+    """An exchange and what it saved as JSON values, without what is unknown."""
+    told = exchanges_of.to_fields(exchange)
+    return told if saving is None else {**told, "saving": saving._asdict()}
 
 
 def _kept(line: Fields) -> Kept | None:
@@ -88,33 +95,32 @@ class Accounts:
         self._waiting: dict[str, _Waiting] = {}
         records.forgetters.append(self._forget)
 
-    def add(self, tenant: str, conversation: str, kept: Kept, begun: int | None) -> bool:
+    def add(self, conversation: str, entry: Entry, begun: int | None) -> bool:
         """Add an exchange to those of a conversation; whether there was room, and it was not forgotten since.
 
         Args:
-            tenant: Whose it is.
-            conversation: Its id.
-            kept: The exchange, and what it saved.
+            conversation: The conversation's id.
+            entry: The exchange, and what it saved.
             begun: When its request began (`storage.outdated`).
         """
-        waiting = self._gathering(tenant, conversation, begun)
+        waiting = self._gathering(entry.tenant, conversation, begun)
         if waiting is None:
             return False
-        waiting.totals.add(kept.exchange)
-        if kept.saving is not None:
-            waiting.totals.price(kept.saving.cost, kept.saving.gross, kept.saving.cache_loss)
-        waiting.lines.append(kept)
+        waiting.totals.add(entry.exchange)
+        if entry.saving is not None:
+            waiting.totals.price(entry.saving.cost, entry.saving.gross, entry.saving.cache_loss)
+        waiting.read.append(entry)
         return True
 
-    def add_alike(self, alike: Alike, newest: Iterable[Kept], begun: int | None) -> bool:
-        """Add exchanges that were not read to their conversation, as `add` does each; `newest` are kept."""
+    def add_alike(self, alike: Alike, begun: int | None) -> bool:
+        """Add exchanges that were not read to their conversation, as `add` does each."""
         if alike.conversation is None:
             return False
         waiting = self._gathering(alike.tenant, alike.conversation, begun)
         if waiting is None:
             return False
         waiting.totals.add_alike(alike)
-        waiting.lines.extend(newest)
+        waiting.unread.append(alike)
         return True
 
     def heard(self, tenant: str, event: Event) -> None:
@@ -185,7 +191,7 @@ class Accounts:
             return
         del self._waiting[key]  # whatever comes of it: counting less is better than counting twice
         totals = totals_of.together(totals_of.from_fields(held), waiting.totals)
-        lines = [Line(waiting.lines_key, to_fields(kept), self._ttl_s, KEPT_LINES) for kept in waiting.lines]
+        lines = [Line(waiting.lines_key, told, self._ttl_s, KEPT_LINES) for told in waiting.lines()]
         if await self._records.keep(key, totals_of.to_fields(totals), ttl_s=self._ttl_s) and lines:
             await self._records.write(lines)  # not beside a record that only a newer version may touch
 

@@ -255,7 +255,7 @@ def _chat(config: Config, parts: Parts, upstream: Upstream, gate: Gate, admissio
         upstream,
         compactor=compactor,
         observing=parts.observing(),
-        note=parts.journal.note,
+        notes=parts.journal,
         trouble=Trouble(parts.announcing, parts.history),
         owners=parts.owners,
         learning=parts.learning,

@@ -5,23 +5,23 @@ listens; then all that is written.
 """
 
 import asyncio
-from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import structlog
 
-from proxy.accounts import MAX_LINES, Accounts, Kept, to_fields
-from proxy.core.alike import Alike, added_up
-from proxy.core.economics import Saving, Standing, saving
-from proxy.core.exchange import Exchange
-from proxy.core.keys import conversation_key
+from proxy.accounts import Accounts, Kept, to_fields
+from proxy.core.alike import Alike, added_up, newest_of, when
+from proxy.core.entry import Entry
+from proxy.core.exchange import Exchange, Unread, exchange_of
 from proxy.core.price import Price
-from proxy.core.recall_cost import saving_of
 from proxy.feed import EXCHANGE, EXCHANGES_PER_S, Feed
 from proxy.guard import contained
 from proxy.logs import JOURNAL_NOT_WRITTEN
-from proxy.noting import Entry, Groups, Key, Listener, Noted, Raw, parted, slices
+from proxy.noting import Key, Listener, grouped, slices
 from proxy.ports import Prices
+from proxy.savings import Savings
 from proxy.statistics import Statistics
 from proxy.storage.outdated import Outdated
 
@@ -31,10 +31,15 @@ MAX_NOTED = 50_000
 # Exchanges that are worked through before others have their turn, and as soon as there are so many: what a
 # busy server notes in a second would be megabytes, and memory that is used again at once is quicker.
 AT_ONCE = 64
-# Conversations of which it is remembered what the provider has read.
-MAX_STANDING = 1_000
 
 _log = structlog.get_logger()
+_T = TypeVar("_T")
+# What is noted of exchanges, as `Notes` are given it and with when its request
+# began (`storage.outdated`), in plain tuples: this is in everybody's way.
+_Read = tuple[str, str | None, str, Exchange, tuple[bytes, ...], tuple[int, int], int | None]
+_Unread = tuple[Key, Unread]
+# A model, and the origin of the upstream that serves it.
+_Asked = tuple[str, str]
 
 
 class Journal:
@@ -65,10 +70,13 @@ class Journal:
         self._feed = feed
         self._outdated = outdated
         self._pricing = pricing
-        self._noted: list[Raw] = []
+        self._read: list[_Read] = []
+        self._unread: list[_Unread] = []
+        # The newest, of which the feed will be told.
         self._shown: deque[Entry] = deque(maxlen=EXCHANGES_PER_S)
-        self._prices: dict[tuple[str, str], Price | None] = {}
-        self._standing: OrderedDict[str, Standing] = OrderedDict()
+        self._shown_unread: deque[Alike] = deque(maxlen=EXCHANGES_PER_S)
+        self._prices: dict[_Asked, Price | None] = {}
+        self._savings = Savings()
         self._task: asyncio.Task[None] | None = None
         self._flushing = asyncio.Lock()
         self.listeners: list[Listener] = []
@@ -83,11 +91,23 @@ class Journal:
         prefixes: tuple[bytes, ...] = (),
         counted: tuple[int, int] = (0, 0),
     ) -> None:
-        """Note one exchange (`Note`). In the way of every request."""
-        if len(self._noted) < MAX_NOTED:
+        """Note one exchange (`Notes`). In the way of every request that was read."""
+        if len(self._read) < MAX_NOTED:
             begun = self._outdated.begun()
-            self._noted.append((tenant, conversation, origin, exchange, prefixes, counted, begun))
-            if len(self._noted) == AT_ONCE:
+            self._read.append((tenant, conversation, origin, exchange, prefixes, counted, begun))
+            if len(self._read) == AT_ONCE:
+                asyncio.get_running_loop().call_soon(self._work_at_once)
+        else:
+            self.lost += 1
+
+    def note_unread(
+        self, tenant: str, conversation: str | None, origin: str, model: str, code: int, unread: Unread
+    ) -> None:
+        """Note one whose request was not read (`Notes`). In the way of every other request."""
+        if len(self._unread) < MAX_NOTED:
+            begun = self._outdated.begun()
+            self._unread.append(((tenant, conversation, origin, begun, model, code), unread))
+            if len(self._unread) == AT_ONCE:
                 asyncio.get_running_loop().call_soon(self._work_at_once)
         else:
             self.lost += 1
@@ -119,73 +139,92 @@ class Journal:
         return await self._accounts.exchanges(tenant, conversation, limit)
 
     async def _work(self) -> None:
-        noted, self._noted = self._noted, []
-        await self._await_prices(noted)
+        unread, self._unread = self._unread, []
+        read, self._read = self._read, []
+        await self._await_prices({*map(_priced, unread), *map(_priced_read, read)})
         self._prices.clear()
-        for some in slices(noted, AT_ONCE):
-            self._through(some)
+        for some in slices(unread, AT_ONCE):
+            self._through_unread(some)
             await asyncio.sleep(0)
-        for entry in self._shown:
-            conversation = entry.noted.conversation
-            shown = to_fields(Kept(entry.noted.exchange, entry.saving))
-            self._feed.tell(EXCHANGE, {**shown, "conversation": conversation} if conversation else shown)
+        for these in slices(read, AT_ONCE):
+            self._through_read(these)
+            await asyncio.sleep(0)
+        self._show()
+
+    def _show(self) -> None:
+        """Tell the feed of the newest exchanges."""
+        newest = sorted([*self._shown, *newest_of(self._shown_unread, EXCHANGES_PER_S)], key=when)
+        for entry in newest[-EXCHANGES_PER_S:]:
+            shown = to_fields(entry.exchange, entry.saving)
+            if entry.conversation is not None:
+                shown["conversation"] = entry.conversation
+            self._feed.tell(EXCHANGE, shown)
         self._shown.clear()
+        self._shown_unread.clear()
+
+    async def _await_prices(self, asked: set[_Asked | None]) -> None:
+        """Have the prices looked up of models at upstreams."""
+        if self._pricing is not None:
+            await self._pricing.ready([each for each in asked if each is not None])
 
     def _work_at_once(self) -> None:
         """Work through what was noted, but for what has no price yet: that waits for the flush."""
-        noted, self._noted = self._noted, []
-        waiting = [each for each in noted if not self._is_settled(each)]
-        self._noted = waiting
-        self._through([each for each in noted if self._is_settled(each)] if waiting else noted)
+        unread, self._unread = self._parted(self._unread, _priced)
+        self._through_unread(unread)
+        read, self._read = self._parted(self._read, _priced_read)
+        self._through_read(read)
 
-    def _is_settled(self, each: Raw) -> bool:
-        exchange = each[3]
-        if exchange.prompt_tokens is None or (exchange.model, each[2]) in self._prices:
+    def _parted(self, noted: list[_T], priced: Callable[[_T], _Asked | None]) -> tuple[list[_T], list[_T]]:
+        """What can be worked through now, and what waits for a price."""
+        waiting = {each for each in set(map(priced, noted)) if not self._is_settled(each)}
+        if not waiting:
+            return noted, []
+        ready = [each for each in noted if priced(each) not in waiting]
+        return ready, [each for each in noted if priced(each) in waiting]
+
+    def _is_settled(self, asked: _Asked | None) -> bool:
+        if asked is None or asked in self._prices or self._pricing is None:
             return True
-        return self._pricing is None or self._pricing.settled(exchange.model, each[2])
+        return self._pricing.settled(*asked)
 
-    def _through(self, noted: Sequence[Raw]) -> None:
+    def _through_unread(self, noted: Sequence[_Unread]) -> None:
         """Have exchanges counted, put to accounts and told."""
-        groups: Groups = {}
-        with contained(_not_written):
-            rest = parted(noted, groups, set())
-            if groups:
-                self._tell([], [self._grouped(key, group) for key, group in groups.items()])
-            if rest:
-                self._tell([self._entered(Noted._make(each)) for each in rest], [])
+        if noted:
+            with contained(_not_written):
+                self._tell([], [self._together(key, group) for key, group in grouped(noted).items()])
+
+    def _through_read(self, noted: Sequence[_Read]) -> None:
+        """Likewise, one by one."""
+        if noted:
+            with contained(_not_written):
+                entries = list(map(self._entered, noted))
+                self._statistics.add(entries)
+                self._tell(entries, [])
 
     def _tell(self, entries: Sequence[Entry], alike: Sequence[Alike]) -> None:
         for listener in self.listeners:
             with contained(_not_written):
                 listener(entries, alike)
 
-    def _grouped(self, key: Key, exchanges: list[Exchange]) -> Alike:
+    def _together(self, key: Key, exchanges: list[Unread]) -> Alike:
         """Exchanges that are alike, in the account of their conversation."""
-        tenant, conversation, origin, begun, model, _ = key
+        tenant, conversation, origin, begun, model, code = key
         price = self._price(model, origin)
-        alike = added_up(tenant, conversation, exchanges, price)
+        alike = added_up(tenant, conversation, model, code, exchanges, price)
         self._statistics.add_alike(alike)
-        newest = [Kept(each, _unchanged(each, price)) for each in exchanges[-MAX_LINES:]]
-        if conversation is None or self._accounts.add_alike(alike, newest, begun):
-            noted = Noted(tenant, conversation, origin, exchanges[-1])
-            self._shown.extend(Entry(noted._replace(exchange=each), made) for each, made in newest)
+        if conversation is None or self._accounts.add_alike(alike, begun):
+            self._shown_unread.append(alike)
         if conversation is not None:
-            self._heard(Noted(tenant, conversation, origin, exchanges[-1]), price)
+            self._savings.of(tenant, conversation, exchange_of(model, code, exchanges[-1]), price)
         return alike
 
-    async def _await_prices(self, noted: Sequence[Raw]) -> None:
-        """Have the prices looked up that the exchanges ask for."""
-        if self._pricing is not None:
-            asked = {(each[3].model, each[2]) for each in noted if each[3].prompt_tokens is not None}
-            await self._pricing.ready(asked)
-
-    def _entered(self, noted: Noted) -> Entry:
+    def _entered(self, noted: _Read) -> Entry:
         """An exchange with its price, in its conversation's account."""
-        entry = Entry(noted, self._saved(noted))
-        self._statistics.add(noted.tenant, noted.exchange, entry.saving)
-        if noted.conversation is None or self._accounts.add(
-            noted.tenant, noted.conversation, Kept(noted.exchange, entry.saving), noted.begun
-        ):
+        tenant, conversation, origin, exchange, prefixes, counted, begun = noted
+        price = self._price(exchange.model, origin)
+        saving = self._savings.of(tenant, conversation, exchange, price, prefixes, counted)
+        entry = Entry(tenant, conversation, exchange, saving)
+        if conversation is None or self._accounts.add(conversation, entry, begun):
             self._shown.append(entry)
         return entry
 
@@ -196,25 +235,6 @@ class Journal:
             self._prices[asked] = self._pricing.of(*asked) if self._pricing else None
         return self._prices[asked]
 
-    def _saved(self, noted: Noted) -> Saving | None:
-        exchange = noted.exchange
-        price = self._price(exchange.model, noted.origin)
-        if noted.conversation is not None:
-            return self._heard(noted, price)
-        if exchange.tokens_before == exchange.tokens_after:
-            return _unchanged(exchange, price)
-        return saving(exchange, noted.prefixes, None, price, noted.counted)[0]
-
-    def _heard(self, noted: Noted, price: Price | None) -> Saving | None:
-        """What an exchange saved, by what is known of its conversation; that is known of it then, too."""
-        key = conversation_key(noted.tenant, noted.conversation or "")
-        known = self._standing.get(key)
-        made, self._standing[key] = saving_of(noted.exchange, noted.prefixes, known, price, noted.counted)
-        self._standing.move_to_end(key)
-        if len(self._standing) > MAX_STANDING:
-            self._standing.popitem(last=False)
-        return made
-
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_S)
@@ -222,16 +242,15 @@ class Journal:
                 await self.flush()
 
 
-def _unchanged(exchange: Exchange, price: Price | None) -> Saving | None:
-    """What `saving` says of an exchange that stands alone and went on as it came; in a tenth of the time."""
-    if price is None:
-        return None
-    if exchange.failed:
-        return Saving(0.0)
-    if exchange.prompt_tokens is None:
-        return None
-    cached, written = exchange.cached_tokens or 0, exchange.completion_tokens or 0
-    return Saving(price.of(exchange.prompt_tokens, cached, written))
+def _priced(noted: _Unread) -> _Asked | None:
+    """Whose price an exchange asks for; None where nothing is known that would have one."""
+    (_, _, origin, _, model, _), unread = noted
+    return None if unread.prompt_tokens is None else (model, origin)
+
+
+def _priced_read(noted: _Read) -> _Asked | None:
+    exchange = noted[3]
+    return None if exchange.prompt_tokens is None else (exchange.model, noted[2])
 
 
 def _not_written(error: BaseException) -> None:

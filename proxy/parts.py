@@ -17,7 +17,7 @@ from proxy.adapters.full_text import SqliteFullText
 from proxy.adapters.memory_store import MemoryStore
 from proxy.adapters.outgoing_proxy import environment_proxies
 from proxy.adapters.price_process import PriceProcess
-from proxy.adapters.prometheus import Heard, Metrics
+from proxy.adapters.prometheus import Metrics
 from proxy.adapters.summary_model import HttpSummaryModel
 from proxy.adapters.tiktoken_counter import TiktokenCounter
 from proxy.adapters.toktok_counter import ToktokCounter
@@ -40,6 +40,7 @@ from proxy.compaction.summarising import Summarising
 from proxy.compaction.viewer import Viewer
 from proxy.config.model import Config
 from proxy.core.alike import Alike
+from proxy.core.entry import Entry
 from proxy.counting import Counting
 from proxy.errors import StoreUnavailable
 from proxy.feed import Feed
@@ -51,7 +52,6 @@ from proxy.journal import Journal
 from proxy.learning import Learning
 from proxy.logs import JOURNAL_NOT_WRITTEN, TOKENIZER_FAILED, TOKENIZER_READY
 from proxy.memory import Memory
-from proxy.noting import Entry
 from proxy.owners import Owners
 from proxy.ports import HttpEngine, Store, SummaryModel
 from proxy.pricing import Pricing
@@ -213,9 +213,7 @@ class Parts:
     def _exchanged(self, entries: Sequence[Entry], alike: Sequence[Alike]) -> None:
         for each in alike:
             self.metrics.alike(each)
-        self.metrics.exchanges(
-            Heard(each.noted.conversation, each.noted.exchange, each.saving) for each in entries
-        )
+        self.metrics.exchanges(entries)
 
     def searched(self, hits: int) -> None:
         """Somebody has searched what rounds have taken out, by the API."""

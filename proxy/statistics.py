@@ -16,9 +16,8 @@ from secrets import token_hex
 from typing import Literal, NamedTuple
 
 from proxy.core.alike import Alike
-from proxy.core.economics import Saving
+from proxy.core.entry import Entry
 from proxy.core.event import Event
-from proxy.core.exchange import Exchange
 from proxy.core.keys import day_prefix, hours_key, key_name, writers_key
 from proxy.core.statistics import Counters, from_fields, to_fields
 from proxy.lru import Lru
@@ -119,22 +118,24 @@ class Statistics:
         self._held: Lru[int, tuple[float, Hour]] = Lru(HELD_BYTES)
         self._flushing = asyncio.Lock()
 
-    def add(self, tenant: str, exchange: Exchange, saving: Saving | None) -> None:
-        """Count one exchange in the hour that it came in."""
-        counters = self._counters(exchange.at, exchange.model, tenant)
-        counters.add(exchange)
-        if saving is not None:
-            counters.price(saving.cost, saving.gross, saving.cache_loss)
-        elif not exchange.failed:
-            counters.unpriced += 1
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Count exchanges in the hours that they came in."""
+        now = self._now()
+        for tenant, _, exchange, saving in entries:
+            counters = self._counters(exchange.at, exchange.model, tenant, now)
+            counters.add(exchange)
+            if saving is not None:
+                counters.price(saving.cost, saving.gross, saving.cache_loss)
+            elif not exchange.failed:
+                counters.unpriced += 1
 
     def add_alike(self, alike: Alike) -> None:
         """Count exchanges that were not read, in the hour of the last."""
-        self._counters(alike.exchanges[-1].at, alike.model, alike.tenant).add_alike(alike)
+        self._counters(alike.columns.at[-1], alike.model, alike.tenant, self._now()).add_alike(alike)
 
     def heard(self, tenant: str, event: Event) -> None:
         """Count one event, under the model that the conversation asks (an `announcing.Listener`)."""
-        self._counters(event.at, event.asked, tenant).hear(event)
+        self._counters(event.at, event.asked, tenant, self._now()).hear(event)
 
     async def flush(self, *, at_last: bool = False) -> None:
         """Write the hours that have changed; large ones less often, but `at_last`."""
@@ -163,9 +164,9 @@ class Statistics:
                 found.setdefault(_name(by, hour, pair), Counters()).join(counters)
         return [Row(of, found[of]) for of in sorted(found)]
 
-    def _counters(self, at: float, model: str, tenant: str) -> Counters:
+    def _counters(self, at: float, model: str, tenant: str, now: float) -> Counters:
         # What came longer ago is counted later: what was written of that hour is not held any more.
-        number = int(max(at, self._now() - SETTLED_S) // HOUR_S)
+        number = int(max(at, now - SETTLED_S) // HOUR_S)
         hour = self._ours.get(number)
         if hour is None:
             hour = self._ours[number] = {}

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from proxy.accounts import Accounts
 from proxy.core.exchange import Exchange
@@ -9,7 +10,6 @@ from proxy.core.price import Price, Tier
 from proxy.errors import StoreUnavailable
 from proxy.feed import Feed
 from proxy.journal import Journal
-from proxy.noting import Noted
 from proxy.owners import Owners
 from proxy.ports import Store
 from proxy.statistics import Statistics
@@ -38,6 +38,16 @@ class Priced:
 
     async def ready(self, names: Iterable[tuple[str, str]]) -> None:
         """It always is."""
+
+
+class Noted(NamedTuple):
+    """What `Journal.note` is told of an exchange."""
+
+    tenant: str
+    conversation: str | None
+    origin: str
+    exchange: Exchange
+    prefixes: tuple[bytes, ...] = ()
 
 
 class Process:

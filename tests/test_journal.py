@@ -18,11 +18,11 @@ from proxy.adapters.redis_store import RedisStore
 from proxy.adapters.redis_url import parse
 from proxy.adapters.sqlite_store import SqliteStore
 from proxy.core.economics import Saving
+from proxy.core.entry import Entry
 from proxy.core.event import COMPACTED, FAILED, MEASURED, Event
-from proxy.core.exchange import unread
+from proxy.core.exchange import Unread
 from proxy.core.keys import conversation_key, exchanges_key, scope_prefix
 from proxy.core.totals import Totals
-from proxy.noting import Entry
 from proxy.ports import Store
 from tests.journals import DAY_S, ORIGIN, TENANT, Process, exchange, noted
 from tests.redis_servers import RedisServer
@@ -62,7 +62,7 @@ READ: dict[str, Any] = {"tokens_before": 100, "tokens_after": 100}
 async def test_what_was_read_and_what_was_not_stay_in_their_order() -> None:
     process = Process(MemoryStore())
     for at, tokens in ((1.0, None), (2.0, None), (3.0, 100), (4.0, None), (5.0, 100)):
-        process.journal.note(*noted(at, tokens_before=tokens, tokens_after=tokens)[:5])
+        process.journal.note(*noted(at, tokens_before=tokens, tokens_after=tokens))
     await process.journal.flush()
 
     kept = await process.journal.exchanges(TENANT, "c_1")
@@ -75,7 +75,7 @@ async def test_an_exchange_is_in_its_account_with_its_price() -> None:
     first = exchange(1.0, tokens_before=90, tokens_after=90, window=1_000, trigger=700)
     second = exchange(2.0, model="", prompt_tokens=None, completion_tokens=None, cached_tokens=None)
     for each in (first, second):
-        process.journal.note(*noted(0.0)._replace(exchange=each)[:5])
+        process.journal.note(*noted(0.0)._replace(exchange=each))
     await process.journal.flush()
     found = await totals(store)
     assert found == Totals(
@@ -94,7 +94,7 @@ async def test_rounds_and_what_summaries_cost_are_in_the_account() -> None:
     for kind, cost in ((COMPACTED, 0.5), (FAILED, 0.25), (MEASURED, 1.0)):
         process.accounts.heard(TENANT, Event(kind, 1.0, "c_1", cost_usd=cost))
     process.accounts.heard(TENANT, Event(COMPACTED, 1.0, "c_1"))
-    process.journal.note(*noted(1.0)[:5])
+    process.journal.note(*noted(1.0))
     await process.journal.flush()
     found = await totals(store)
     assert (found.rounds, found.summary_usd, found.net_usd, found.requests) == (2, 0.75, -0.75, 1)
@@ -105,7 +105,7 @@ async def test_a_record_of_an_earlier_version_is_added_to() -> None:
     process = Process(store)
     earlier = {"requests": 3, "prompt_tokens": 5, "completion_tokens": "many", "model": "old", "last_at": 9.0}
     await process.records.keep(conversation_key(TENANT, "c_1"), earlier, ttl_s=DAY_S)
-    process.journal.note(*noted(1.0, request_bytes=0)[:5])
+    process.journal.note(*noted(1.0, request_bytes=0))
     await process.journal.flush()
     assert await totals(store) == Totals(
         model="old", status="none", requests=4, prompt_tokens=105, completion_tokens=10, cached_tokens=60,
@@ -126,10 +126,11 @@ async def test_what_has_no_conversation_or_no_price_counts_all_the_same() -> Non
         noted(5.0, "c_1", **READ),
     ]
     for each in some:
-        process.journal.note(*each[:5])
+        process.journal.note(*each)
     await process.journal.flush()
     savings = [Saving(COST), Saving(0.0), None, None, heard[4].saving, Saving(COST)]
-    assert heard == [Entry(*pair) for pair in zip(some, savings, strict=True)]
+    told = zip(some, savings, strict=True)
+    assert heard == [Entry(TENANT, each.conversation, each.exchange, saving) for each, saving in told]
     assert heard[4].saving is not None
     assert heard[4].saving.net > 0
 
@@ -141,12 +142,11 @@ async def test_what_was_not_read_is_added_up_as_if_it_came_one_by_one(conversati
     process.journal.listeners.append(
         lambda _, alike: heard.extend((each.code, len(each.exchanges), each.priced) for each in alike)
     )
-    used = {"prompt_tokens": 100, "completion_tokens": 10, "cached_tokens": 60, "overhead_s": 0.002}
-    some = [exchange(5.0, code=code, **used) for code in (200, 200, 500, 200)]
-    some.append(unread(6.0, "m", 200, "r", 7, (0.002, 0.1, 0.2)))
+    some = [(code, Unread(5.0, "r", 500, 100, 10, 60, 0.002, 0.1, 0.2)) for code in (200, 200, 500, 200)]
+    some.append((200, Unread(6.0, "r", 7, None, None, None, 0.002, 0.1, 0.2)))
     for each in some:
-        process.journal.note(TENANT, conversation, ORIGIN, each)
-        other.journal.note(TENANT, conversation, ORIGIN, each)
+        process.journal.note_unread(TENANT, conversation, ORIGIN, "m", *each)
+        other.journal.note_unread(TENANT, conversation, ORIGIN, "m", *each)
         await other.journal.flush()  # each by itself
     await process.journal.flush()
     assert heard == [(200, 4, 3), (500, 1, 1)]
@@ -173,7 +173,7 @@ async def test_a_listener_that_fails_keeps_nobody_from_hearing(monkeypatch: pyte
     process = Process(MemoryStore())
     heard: list[Entry] = []
     process.journal.listeners += [failing, lambda entries, _: heard.extend(entries)]
-    process.journal.note(*noted(1.0, **READ)[:5])
+    process.journal.note(*noted(1.0, **READ))
     await process.journal.flush()
     assert (len(heard), [type(each) for each in reported]) == (1, [ZeroDivisionError])
 
@@ -194,7 +194,7 @@ async def test_totals_add_up_across_flushes_restarts_and_replicas(steps: list[tu
     count = {"a": 0, "b": 0}
     for step, index, conversation in [*steps, ("restart", 0, ""), ("restart", 1, "")]:
         if step == "note":
-            processes[index].journal.note(*noted(1.0, conversation)[:5])
+            processes[index].journal.note(*noted(1.0, conversation))
             count[conversation] += 1
         elif step == "flush":
             await processes[index].journal.flush()
@@ -217,7 +217,7 @@ async def figures_of_four(stores: Sequence[Store]) -> None:
     async def relay(process: Process) -> None:
         for turn in range(10):
             for conversation in ("c_1", "c_2", None):
-                process.journal.note(*noted(at + turn, conversation, model=f"m-{turn % 2}")[:5])
+                process.journal.note(*noted(at + turn, conversation, model=f"m-{turn % 2}"))
             process.accounts.heard(TENANT, Event(COMPACTED, at, "c_1", cost_usd=0.25))
             process.statistics.heard(TENANT, Event(COMPACTED, at, "c_1", cost_usd=0.25, asked="m-0"))
             await process.journal.flush()
@@ -253,14 +253,14 @@ async def test_figures_of_four_workers_on_one_file_sum_exactly(tmp_path: Path) -
 async def test_what_waits_while_the_store_is_away_is_written_when_it_is_back() -> None:
     store = Faulty()
     process = Process(store)
-    process.journal.note(*noted(1.0)[:5])
+    process.journal.note(*noted(1.0))
     await process.journal.flush()
     store.fault = OSError("gone")
     while process.records.in_use:
         await process.records.find(["v1:{x}:y"])
     for _ in range(3):
-        process.journal.note(*noted(1.0)[:5])
-        process.journal.note(*noted(1.0, "c_2")[:5])
+        process.journal.note(*noted(1.0))
+        process.journal.note(*noted(1.0, "c_2"))
         await process.journal.flush()
     store.fault = None
     assert [(await totals(store, name)).requests for name in ("c_1", "c_2")] == [1, 0]
@@ -280,10 +280,10 @@ async def test_a_fault_of_ours_neither_ends_the_writing_nor_loses_anything(
     store.fault = ZeroDivisionError()
     process = Process(store)
     process.journal.start()
-    process.journal.note(*noted(1.0)[:5])
+    process.journal.note(*noted(1.0))
     await eventually(lambda: len(reported) >= 2)
     store.fault = None
-    process.journal.note(*noted(1.0)[:5])
+    process.journal.note(*noted(1.0))
     await process.journal.close()
     assert (await totals(store)).requests == 2
 
@@ -294,9 +294,9 @@ async def test_no_more_waits_than_a_bound(monkeypatch: pytest.MonkeyPatch) -> No
     store = MemoryStore()
     process = Process(store)
     for name in ("c_1", "c_2", "c_3", "c_1", "c_1"):
-        process.journal.note(*noted(1.0, name)[:5])
+        process.journal.note(*noted(1.0, name))
     await process.journal.flush()
-    process.journal.note(*noted(1.0, "c_3")[:5])
+    process.journal.note(*noted(1.0, "c_3"))
     await process.journal.flush()
     assert [(await totals(store, name)).requests for name in ("c_1", "c_2", "c_3")] == [2, 1, 1]
     assert process.journal.lost == 1
@@ -306,10 +306,10 @@ async def test_nothing_is_written_of_what_was_forgotten_since_its_request_began(
     store = MemoryStore()
     process = Process(store)
     with process.records.outdated.beginning():
-        process.journal.note(*noted(1.0)[:5])
-        process.journal.note(*noted(1.0, "c_2")[:5])
+        process.journal.note(*noted(1.0))
+        process.journal.note(*noted(1.0, "c_2"))
         await process.records.forget(scope_prefix(TENANT, "c_1"))
-        process.journal.note(*noted(1.0)[:5])  # of a request from before
+        process.journal.note(*noted(1.0))  # of a request from before
         process.accounts.heard(TENANT, Event(COMPACTED, 1.0, "c_1", cost_usd=1.0))
     await process.journal.flush()
     assert [(await totals(store, name)).requests for name in ("c_1", "c_2")] == [0, 1]
@@ -326,13 +326,13 @@ async def test_what_is_forgotten_while_it_is_written_does_not_come_back() -> Non
                 self.forgets = False
                 await process.records.forget(scope_prefix(TENANT, "c_1"))
                 with process.records.outdated.beginning():  # a new request
-                    process.journal.note(*noted(1.0, request_bytes=7)[:5])
+                    process.journal.note(*noted(1.0, request_bytes=7))
             return found
 
     store = Slow()
     process = Process(store)
     for store.forgets in (False, True, False):
-        process.journal.note(*noted(1.0, request_bytes=1)[:5])
+        process.journal.note(*noted(1.0, request_bytes=1))
         await process.journal.flush()
     found = await totals(store)
     assert (found.requests, found.request_bytes) == (2, 8)
@@ -344,7 +344,7 @@ async def test_what_another_process_is_writing_waits() -> None:
     ours, other = Process(store), Process(store)
     lease = await other.records.acquire(f"{conversation_key(TENANT, 'c_1')}:lease", 10.0)
     assert lease is not None
-    ours.journal.note(*noted(1.0)[:5])
+    ours.journal.note(*noted(1.0))
     await ours.journal.flush()
     assert (await totals(store)).requests == 0
     await other.records.release(lease)

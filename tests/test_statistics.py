@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from proxy import statistics as module
 from proxy.adapters.memory_store import MemoryStore
 from proxy.core.economics import Saving
+from proxy.core.entry import Entry
 from proxy.core.event import COMPACTED, FAILED, MEASURED, OVER_LIMIT, PINNED, Event
 from proxy.core.keys import hours_key, key_name, writers_key
 from proxy.core.statistics import Counters, from_fields, to_fields
@@ -52,7 +53,7 @@ async def test_every_way_to_split_them_adds_up_to_the_same(exchanges: list[Any])
     for index, hours, model, tenant, code, saving in sorted(exchanges, key=lambda each: -each[1]):
         now[0] = NOON - hours * HOUR_S
         made = exchange(now[0], model=model, code=code, tokens_before=7, tokens_after=5)
-        processes[index].statistics.add(tenant, made, saving)
+        processes[index].statistics.add([Entry(tenant, None, made, saving)])
         whole.add(made)
         if saving:
             whole.price(saving.cost, saving.gross, saving.cache_loss)
@@ -70,8 +71,8 @@ async def test_every_way_to_split_them_adds_up_to_the_same(exchanges: list[Any])
 
 async def test_rows_are_named_for_what_they_are_of() -> None:
     process = Process(MemoryStore(), lambda: NOON)
-    process.statistics.add("t_1", exchange(NOON), None)
-    process.statistics.add("t_2", exchange(NOON, model="n"), None)
+    process.statistics.add([Entry("t_1", None, exchange(NOON), None)])
+    process.statistics.add([Entry("t_2", None, exchange(NOON, model="n"), None)])
     told = {way: [row.of for row in await process.statistics.rows(NOON, NOON + 1, way)] for way in WAYS}  # type: ignore[arg-type]
     assert told == {
         "hour": ["2026-11-22T12"],
@@ -105,7 +106,7 @@ async def test_what_came_before_its_hour_was_settled_counts_now() -> None:
     process = Process(store, lambda: now[0])
     for hours in (0, 2, 2):
         now[0] = NOON + hours * HOUR_S
-        process.statistics.add("t", exchange(NOON), None)
+        process.statistics.add([Entry("t", None, exchange(NOON), None)])
         await process.statistics.flush()
     rows = await Process(store, lambda: now[0]).statistics.rows(NOON, now[0] + 1, "hour")
     assert [(row.of, row.counters.requests) for row in rows] == [("2026-11-22T12", 1), ("2026-11-22T13", 2)]
@@ -123,7 +124,7 @@ async def test_hours_wait_for_a_store_that_is_away() -> None:
     store, now = Away(), [NOON]
     process = Process(store, lambda: now[0])
     for store.away in (True, True, False):
-        process.statistics.add("t", exchange(now[0]), None)
+        process.statistics.add([Entry("t", None, exchange(now[0]), None)])
         await process.statistics.flush()
         now[0] += HOUR_S
     rows = await Process(store, lambda: now[0]).statistics.rows(NOON, now[0], "hour")
@@ -138,7 +139,7 @@ async def test_a_large_hour_is_written_less_often_but_at_last(monkeypatch: pytes
 
     async def written(*, at_last: bool = False) -> int:
         for model in "ab":
-            process.statistics.add("t", exchange(NOON, model=model), None)
+            process.statistics.add([Entry("t", None, exchange(NOON, model=model), None)])
         await process.statistics.flush(at_last=at_last)
         [row] = await Process(store, lambda: now[0]).statistics.rows(NOON, NOON + 1, "total")
         return row.counters.requests
@@ -153,7 +154,7 @@ async def test_models_and_keys_beyond_a_bound_are_counted_together(monkeypatch: 
     monkeypatch.setattr(module, "MAX_PAIRS", 2)
     process = Process(MemoryStore(), lambda: NOON)
     for model in "abcda":
-        process.statistics.add("t", exchange(NOON, model=model), None)
+        process.statistics.add([Entry("t", None, exchange(NOON, model=model), None)])
     rows = await process.statistics.rows(NOON, NOON + 1, "model")
     assert [(row.of, row.counters.requests) for row in rows] == [("a", 2), ("b", 1), ("other", 2)]
 
@@ -168,7 +169,7 @@ async def test_hours_that_are_long_over_are_read_once() -> None:
 
     store = Counted()
     process = Process(store, lambda: NOON - DAY_S)
-    process.statistics.add("t", exchange(NOON - DAY_S), None)
+    process.statistics.add([Entry("t", None, exchange(NOON - DAY_S), None)])
     await process.statistics.flush()
     reader = Process(store, lambda: NOON).statistics
     found = [await reader.rows(NOON - DAY_S, NOON - DAY_S / 2, "total") for _ in range(3)]

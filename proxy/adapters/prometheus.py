@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, disable_created_metrics, values
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -21,8 +21,9 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from proxy.adapters.prometheus_families import families
 from proxy.core.alike import Alike
 from proxy.core.economics import Saving
+from proxy.core.entry import Entry
 from proxy.core.event import COMPACTED, FAILED, FAILURES, Event
-from proxy.core.exchange import Exchange
+from proxy.core.exchange import FAILED_FROM, NOTHING_DONE, Exchange
 
 # Where the library looks for the folder of several workers.
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -33,22 +34,16 @@ OTHER, UNKNOWN = "other", "unknown"
 # A conversation is active for this long after a request, in seconds; so many are remembered.
 ACTIVE_S = 300.0
 MAX_ACTIVE = 100_000
+# What had been made of a conversation: the strategy and the number of the round; of most, nothing.
+_Form = tuple[str, int | None]
+_PLAIN: _Form = ("", None)
 # How often gauges are brought up to date, in seconds.
 FRESH_S = 5.0
-_FIRST_ERROR = 400
 
 # One process holds its figures in memory, whatever the environment says; `share` is for several.
 values.ValueClass = values.MutexValue
 # When a counter began is of no use to anybody here, and would double the number of series.
 disable_created_metrics()  # type: ignore[no-untyped-call]
-
-
-class Heard(NamedTuple):
-    """An exchange that is to be counted; the conversation is its id, None: it is not known."""
-
-    conversation: str | None
-    exchange: Exchange
-    saving: Saving | None
 
 
 def share(folder: str, worker: int) -> None:
@@ -116,43 +111,45 @@ class Metrics:
             )  # of several workers it would show the one that is asked
         self._models, self._reasons = Names(), Names()
         # Conversations, the one that was heard of last at the end: when, and the form of its last request.
-        self._active: dict[str, tuple[float, tuple[str, int | None]]] = {}
+        self._active: dict[str, tuple[float, _Form]] = {}
         self.breakers: dict[str, Callable[[], bool]] = {}
         self._gauges["build_info"].labels(version).set(1)
         self.reloaded(taken=True)
 
-    def exchanges(self, heard: Iterable[Heard]) -> None:
+    def exchanges(self, entries: Iterable[Entry]) -> None:
         """Count exchanges, oldest first; many are alike, and counted together."""
-        alike: defaultdict[tuple[str, str, int], list[Heard]] = defaultdict(list)
+        alike: defaultdict[tuple[str, str, int], list[Entry]] = defaultdict(list)
         stable: list[float] = []
-        for each in heard:
-            alike[each.exchange.model, each.exchange.status, each.exchange.code].append(each)
+        now = self._clock()
+        for each in entries:
+            exchange = each.exchange
+            alike[exchange.model, exchange.status, exchange.code].append(each)
             if each.conversation is not None:
-                stable += self._stability(each.conversation, each.exchange)
+                stable += self._stability(each.conversation, (exchange.strategy, exchange.round), now)
         for (name, status, code), group in alike.items():
-            model = self._models.label(name, new=0 < code < _FIRST_ERROR)
-            exchanges = [each.exchange for each in group]
+            model = self._models.label(name, new=0 < code < FAILED_FROM)
+            columns: Any = Exchange._make(zip(*[each.exchange for each in group], strict=True))
             self._count("compaction_requests_total", len(group), model, status)
-            self._add_times(model, code, exchanges)
-            self._add_usage(model, exchanges)
-            self._add_sizes(model, [each for each in exchanges if each.tokens_after is not None])
+            self._add_times(model, code, columns)
+            self._add_usage(model, columns)
+            self._add_sizes(model, columns)
             self._add_savings(model, [each.saving for each in group])
         self._observe("compaction_prefix_stable_ratio", stable)
 
     def alike(self, alike: Alike) -> None:
         """Count exchanges that were not read."""
-        exchanges, code = alike.exchanges, alike.code
-        model = self._models.label(alike.model, new=0 < code < _FIRST_ERROR)
-        self._count("compaction_requests_total", len(exchanges), model, exchanges[0].status)
-        self._add_times(model, code, exchanges)
+        count, code = len(alike.exchanges), alike.code
+        model = self._models.label(alike.model, new=0 < code < FAILED_FROM)
+        self._count("compaction_requests_total", count, model, NOTHING_DONE)
+        self._add_times(model, code, alike.columns)
         self._count("compaction_input_tokens_total", alike.prompt_tokens, model)
         self._count("compaction_cached_input_tokens_total", alike.cached_tokens, model)
         self._count("compaction_output_tokens_total", alike.completion_tokens, model)
-        self._count("compaction_requests_unpriced_total", len(exchanges) - alike.priced, model)
+        self._count("compaction_requests_unpriced_total", count - alike.priced, model)
         self._count("compaction_requests_cost_usd_total", alike.cost_usd, model)
         if alike.conversation is not None:  # all of them have one form
-            stable = [*self._stability(alike.conversation, exchanges[0]), *[1.0] * (len(exchanges) - 1)]
-            self._observe("compaction_prefix_stable_ratio", stable)
+            stable = self._stability(alike.conversation, _PLAIN, self._clock())
+            self._observe("compaction_prefix_stable_ratio", [*stable, *[1.0] * (count - 1)])
 
     def event(self, _tenant: str, event: Event) -> None:
         """Count what was decided, or has failed."""
@@ -224,43 +221,41 @@ class Metrics:
         self._count("compaction_summary_tokens_total", event.completion_tokens or 0, "output")
         self._count("compaction_summary_cost_usd_total", event.cost_usd or 0)
 
-    def _stability(self, conversation: str, exchange: Exchange) -> tuple[float, ...]:
+    def _stability(self, conversation: str, form: _Form, now: float) -> tuple[float, ...]:
         """1 if a request went on in the form of the one before it, else 0; nothing if that is unknown."""
-        form = exchange.strategy, exchange.round
         before = self._active.pop(conversation, None)
-        self._active[conversation] = self._clock(), form
+        self._active[conversation] = now, form
         if len(self._active) > MAX_ACTIVE:
             del self._active[next(iter(self._active))]
         return () if before is None else (float(before[1] == form),)
 
-    def _add_times(self, model: str, code: int, exchanges: Sequence[Exchange]) -> None:
-        self._observe("compaction_overhead_seconds", [each.overhead_s for each in exchanges])
-        first = [each.first_byte_s for each in exchanges if each.first_byte_s is not None]
-        self._observe("upstream_time_to_first_chunk_seconds", first, model)
-        whole = [each.upstream_s for each in exchanges if each.upstream_s is not None]
+    def _add_times(self, model: str, code: int, columns: Any) -> None:  # noqa: ANN401 - columns of several kinds
+        self._observe("compaction_overhead_seconds", columns.overhead_s)
+        self._observe("upstream_time_to_first_chunk_seconds", _known(columns.first_byte_s), model)
+        whole = _known(columns.upstream_s)
         self._observe("upstream_request_duration_seconds", whole, model, str(code or "none"))
 
-    def _add_usage(self, model: str, exchanges: list[Exchange]) -> None:
-        told = [each for each in exchanges if each.prompt_tokens is not None]
-        self._count("compaction_input_tokens_total", sum(each.prompt_tokens or 0 for each in told), model)
-        cached = sum(each.cached_tokens or 0 for each in told)
+    def _add_usage(self, model: str, columns: Any) -> None:  # noqa: ANN401
+        self._count("compaction_input_tokens_total", sum(filter(None, columns.prompt_tokens)), model)
+        cached = sum(filter(None, columns.cached_tokens))
         self._count("compaction_cached_input_tokens_total", cached, model)
-        output = sum(each.completion_tokens or 0 for each in told)
+        output = sum(filter(None, columns.completion_tokens))
         self._count("compaction_output_tokens_total", output, model)
 
-    def _add_sizes(self, model: str, counted: list[Exchange]) -> None:
+    def _add_sizes(self, model: str, columns: Any) -> None:  # noqa: ANN401
         """Of requests that were counted."""
-        sizes = [(each.tokens_before or 0, each.tokens_after or 0) for each in counted]
-        self._count("compaction_tokens_before_total", sum(before for before, _ in sizes), model)
-        self._count("compaction_tokens_after_total", sum(after for _, after in sizes), model)
-        self._count(
-            "compaction_tokens_removed_total", sum(max(pair[0] - pair[1], 0) for pair in sizes), model
-        )
-        used = [(each.tokens_after or 0) / each.window for each in counted if each.window]
+        after = columns.tokens_after
+        if not any(after):
+            return
+        sizes = [pair for pair in zip(columns.tokens_before, after, strict=True) if None not in pair]
+        self._count("compaction_tokens_before_total", sum([sent for sent, _ in sizes]), model)
+        self._count("compaction_tokens_after_total", sum([left for _, left in sizes]), model)
+        removed = sum([sent - left for sent, left in sizes if sent > left])
+        self._count("compaction_tokens_removed_total", removed, model)
+        used = [left / window for left, window in zip(after, columns.window, strict=True) if left and window]
         self._observe("compaction_context_used_ratio", used)
-        off = [
-            abs((each.tokens_after or 0) / real - 1) for each in counted if (real := each.first_prompt_tokens)
-        ]
+        real = zip(after, _first_prompts(columns), strict=True)
+        off = [abs(left / counted - 1) for left, counted in real if left and counted]
         self._observe("compaction_token_estimate_error_ratio", off)
 
     def _add_savings(self, model: str, savings: list[Saving | None]) -> None:
@@ -275,13 +270,25 @@ class Metrics:
             counter = self._counters[name]
             (counter.labels(*labels) if labels else counter).inc(amount)
 
-    def _observe(self, name: str, amounts: list[float], *labels: str) -> None:
+    def _observe(self, name: str, amounts: Sequence[float], *labels: str) -> None:
         if amounts:
             histogram = self._histograms[name]
             _observe_all(histogram.labels(*labels) if labels else histogram, amounts)
 
 
-def _observe_all(child: Histogram, amounts: list[float]) -> None:
+def _first_prompts(columns: Any) -> Sequence[int | None]:  # noqa: ANN401
+    """What upstreams counted of what was sized: of an answer that went on, its beginning."""
+    if not any(columns.recall_prompt_tokens):
+        told: Sequence[int | None] = columns.prompt_tokens
+        return told
+    return [each.first_prompt_tokens for each in map(Exchange._make, zip(*columns, strict=True))]
+
+
+def _known(column: Sequence[float | None]) -> list[float]:
+    return [each for each in column if each is not None]
+
+
+def _observe_all(child: Histogram, amounts: Sequence[float]) -> None:
     """Observe many amounts at once, which the library offers one by one at ten times the price."""
     bounds: list[float] = child._upper_bounds  # noqa: SLF001 - a test compares this with `observe`
     for index, count in Counter(map(partial(bisect_left, bounds), amounts)).items():

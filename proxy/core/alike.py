@@ -1,10 +1,27 @@
 """Exchanges that were not read, added up: thousands of them are alike, and only their sums matter."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
-from proxy.core.exchange import FAILED_FROM, Exchange
+from proxy.core.economics import unchanged
+from proxy.core.entry import Entry
+from proxy.core.exchange import FAILED_FROM, Unread, exchange_of
 from proxy.core.price import Price
+
+
+class Columns(NamedTuple):
+    """What is known of exchanges, column by column (`core.exchange.Unread`); each has all of them."""
+
+    at: Sequence[float]
+    request: Sequence[str]
+    request_bytes: Sequence[int]
+    prompt_tokens: Sequence[int | None]
+    completion_tokens: Sequence[int | None]
+    cached_tokens: Sequence[int | None]
+    overhead_s: Sequence[float]
+    first_byte_s: Sequence[float | None]
+    upstream_s: Sequence[float | None]
 
 
 class Alike(NamedTuple):
@@ -15,7 +32,9 @@ class Alike(NamedTuple):
         conversation: Of which conversation; None where none is known.
         model: The model that was asked; empty if that is not known.
         code: The upstream's status code.
-        exchanges: Their figures, at least one.
+        exchanges: At least one.
+        columns: The same.
+        price: Of the model; None if that is not known.
         prompt_tokens: Input tokens of them all, as the upstream counted them.
         completion_tokens: Output tokens, likewise.
         cached_tokens: Input tokens that it had cached.
@@ -27,7 +46,9 @@ class Alike(NamedTuple):
     conversation: str | None
     model: str
     code: int
-    exchanges: Sequence[Exchange]
+    exchanges: Sequence[Unread]
+    columns: Columns
+    price: Price | None
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
@@ -39,27 +60,40 @@ class Alike(NamedTuple):
         """Whether the upstream answered them with an error."""
         return self.code >= FAILED_FROM
 
+    def newest(self, limit: int) -> list[Entry]:
+        """The newest of them, oldest first."""
+        found = [exchange_of(self.model, self.code, each) for each in self.exchanges[-limit:]]
+        whose = self.tenant, self.conversation
+        return [Entry(*whose, each, unchanged(each, self.price)) for each in found]
+
+
+when = attrgetter("exchange.at")
+"""When the exchange of an entry came."""
+
+
+def newest_of(groups: Iterable[Alike], limit: int) -> list[Entry]:
+    """The newest exchanges of groups."""
+    return sorted([each for alike in groups for each in alike.newest(limit)], key=when)[-limit:]
+
 
 def added_up(
-    tenant: str, conversation: str | None, exchanges: Sequence[Exchange], price: Price | None
+    tenant: str,
+    conversation: str | None,
+    model: str,
+    code: int,
+    exchanges: Sequence[Unread],
+    price: Price | None,
 ) -> Alike:
-    """Exchanges that are alike, with their sums.
-
-    Args:
-        tenant: Whose.
-        conversation: Of which conversation.
-        exchanges: Of one model and status code, none of which was read.
-        price: Of the model; None if that is not known.
-    """
-    first = exchanges[0]
-    alike = Alike(tenant, conversation, first.model, first.code, exchanges)
+    """Exchanges that are alike, with their sums; the arguments are fields of `Alike`."""
+    columns = Columns._make(zip(*exchanges, strict=True))
+    alike = Alike(tenant, conversation, model, code, exchanges, columns, price)
     if alike.failed:  # costs nothing, and its usage is not believed
         return alike._replace(priced=len(exchanges) if price else 0)
     told = [each for each in exchanges if each.prompt_tokens is not None]
     if not told:
         return alike
     return alike._replace(
-        prompt_tokens=sum([each.prompt_tokens or 0 for each in told]),
+        prompt_tokens=sum(filter(None, columns.prompt_tokens)),
         completion_tokens=sum([each.completion_tokens or 0 for each in told]),
         cached_tokens=sum([each.cached_tokens or 0 for each in told]),
         priced=len(told) if price else 0,
@@ -67,7 +101,7 @@ def added_up(
     )
 
 
-def _cost(told: Sequence[Exchange], price: Price) -> float:
+def _cost(told: Sequence[Unread], price: Price) -> float:
     """What exchanges whose usage is known cost. Without tiers that depends on nothing but their sums."""
     counts = [
         (each.prompt_tokens or 0, each.cached_tokens or 0, each.completion_tokens or 0) for each in told

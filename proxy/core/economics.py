@@ -114,15 +114,27 @@ def saving(
     """
     known, prompt, refused = known or UNHEARD, exchange.prompt_tokens, exchange.failed
     if refused or prompt is None:
-        return (Saving(0.0) if refused and price else None), known
+        return unchanged(exchange, price), known
     now = _heard(exchange, prefixes, prompt, counted)
     earlier = _continued(now, prefixes, known)
     if not now.removed:
-        return _paid(exchange, price), _learned(exchange, now, earlier, known)
+        return unchanged(exchange, price), _learned(exchange, now, earlier, known)
     now = now._replace(before=_before(exchange, now, earlier))
     learned = _learned(exchange, now, earlier, known)
     cached = _unchanged_cached(exchange, now, earlier, learned, first=not known.heard)
     return _priced(exchange, now, cached, price), learned
+
+
+def unchanged(exchange: Exchange, price: Price | None) -> Saving | None:
+    """What an exchange cost whose request went on as it came, and so saved nothing; None if not known."""
+    if price is None:
+        return None
+    if exchange.failed:
+        return Saving(0.0)
+    if exchange.prompt_tokens is None:
+        return None
+    cached, completion = exchange.cached_tokens or 0, exchange.completion_tokens or 0
+    return Saving(price.of(exchange.prompt_tokens, cached, completion))
 
 
 def _learned(exchange: Exchange, now: Heard, earlier: Heard | None, known: Standing) -> Standing:
@@ -242,16 +254,8 @@ def _unchanged_cached(
     return max(cached, read // block * block)
 
 
-def _paid(exchange: Exchange, price: Price | None) -> Saving | None:
-    """What an exchange cost whose request went on whole, and so saved nothing."""
-    if price is None:
-        return None
-    used = exchange.prompt_tokens or 0, exchange.cached_tokens or 0, exchange.completion_tokens or 0
-    return Saving(price.of(*used))
-
-
 def _priced(exchange: Exchange, now: Heard, would_be_cached: int, price: Price | None) -> Saving | None:
-    paid = _paid(exchange, price)
+    paid = unchanged(exchange, price)
     if price is None or paid is None or now.before == now.forwarded:
         return paid
     cost, written = paid.cost, exchange.completion_tokens or 0

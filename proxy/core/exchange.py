@@ -7,6 +7,8 @@ from proxy.core.event import number, whole
 
 # Status codes from which on an answer is an error.
 FAILED_FROM = 400
+# The status of a request that passed the gate, or was read and left as it was.
+NOTHING_DONE = "none"
 
 
 class Exchange(NamedTuple):  # made for each request: a dataclass costs four times as much
@@ -78,34 +80,41 @@ class Exchange(NamedTuple):  # made for each request: a dataclass costs four tim
         return self.code >= FAILED_FROM
 
 
-# `overhead_s`, `first_byte_s` and `upstream_s` of an exchange.
-Times = tuple[float, float | None, float | None]
+class Unread(NamedTuple):  # made for each request, at a third of the price of an exchange
+    """What is known of an exchange whose request was not read, beside its model and status code.
 
-_UNKNOWN = (None,) * 9
+    Attributes:
+        at: See `Exchange`, as for the others.
+        request: The request's id.
+        request_bytes: Of the body.
+        prompt_tokens: Input tokens.
+        completion_tokens: Output tokens.
+        cached_tokens: Of the input.
+        overhead_s: What it took beside the upstream.
+        first_byte_s: Until the upstream began to answer.
+        upstream_s: Until it had answered.
+    """
+
+    at: float
+    request: str
+    request_bytes: int
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cached_tokens: int | None
+    overhead_s: float
+    first_byte_s: float | None
+    upstream_s: float | None
+
+
+_UNKNOWN = (None,) * 6
 _NO_RECALLS = (None,) * 3
 
 
-def unread(
-    at: float,
-    model: str,
-    code: int,
-    request: str,
-    request_bytes: int,
-    times: Times,
-) -> Exchange:
-    """An exchange whose request and answer were not read, at a third of the price of naming every field.
-
-    Args:
-        at: See `Exchange`, as for the others.
-        model: The model.
-        code: The status code.
-        request: The request's id.
-        request_bytes: Of the body.
-        times: How long it took.
-    """
-    return Exchange._make(
-        (at, model, "none", code, request, "", None, "", request_bytes, *_UNKNOWN, *times, *_NO_RECALLS)
-    )
+def exchange_of(model: str, code: int, unread: Unread) -> Exchange:
+    """The exchange with a model and a status code, of which no more is known than this."""
+    at, request, request_bytes, *rest = unread
+    told = (at, model, NOTHING_DONE, code, request, "", None, "", request_bytes)
+    return Exchange._make((*told, *_UNKNOWN, *rest, *_NO_RECALLS))
 
 
 _TEXTS = frozenset({"model", "status", "request", "strategy", "reason"})

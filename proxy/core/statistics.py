@@ -10,7 +10,7 @@ from typing import Any
 
 from proxy.core.alike import Alike
 from proxy.core.event import COMPACTED, FAILURES, MEASURED, Event, number, whole
-from proxy.core.exchange import Exchange
+from proxy.core.exchange import NOTHING_DONE, Exchange
 from proxy.core.totals import DOLLARS
 
 # Upper bounds of the overhead's buckets, in seconds; what took longer stands in one more.
@@ -93,16 +93,16 @@ class Counters:
 
     def add_alike(self, alike: Alike) -> None:
         """More exchanges, none of which was read."""
-        count, status = len(alike.exchanges), alike.exchanges[0].status
+        count = len(alike.exchanges)
         self.requests += count
-        self.statuses[status] = self.statuses.get(status, 0) + count
+        self.statuses[NOTHING_DONE] = self.statuses.get(NOTHING_DONE, 0) + count
         self.failed += count if alike.failed else 0
         self.unpriced += 0 if alike.failed else count - alike.priced
         self.prompt_tokens += alike.prompt_tokens
         self.completion_tokens += alike.completion_tokens
         self.cached_tokens += alike.cached_tokens
         self.cost_usd += alike.cost_usd
-        for index, times in Counter(map(_bucket, [each.overhead_s for each in alike.exchanges])).items():
+        for index, times in Counter(map(_bucket, alike.columns.overhead_s)).items():
             self.overhead[index] += times
 
     def price(self, cost: float, gross: float, cache_loss: float) -> None:

@@ -80,17 +80,17 @@ class Totals:
 
     def add_alike(self, alike: Alike) -> None:
         """More requests, none of which was read."""
+        columns = alike.columns
         self.requests += len(alike.exchanges)
-        self.request_bytes += sum([each.request_bytes for each in alike.exchanges])
+        self.request_bytes += sum(columns.request_bytes)
         self.prompt_tokens += alike.prompt_tokens
         self.completion_tokens += alike.completion_tokens
         self.cached_tokens += alike.cached_tokens
         self.priced += alike.priced
         self.cost_usd += alike.cost_usd
-        newest = alike.exchanges[-1]
-        if newest.at >= self.last_at:
-            self.last_at = newest.at
-            self.remember(newest)
+        if columns.at[-1] >= self.last_at:
+            self.last_at = columns.at[-1]
+            self.remember(alike.newest(1)[0].exchange)
 
     def remember(self, source: "Exchange | Totals") -> None:
         """What the newer one knows."""

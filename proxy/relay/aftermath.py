@@ -16,7 +16,7 @@ from proxy.errors import UpstreamError
 from proxy.guard import contained
 from proxy.learning import Learning
 from proxy.logs import NOT_OBSERVED
-from proxy.noting import Note
+from proxy.noting import Notes
 from proxy.owners import Owners
 from proxy.ports import Discovery
 from proxy.relay.exchange import Upstream, build_request, open_answer
@@ -64,7 +64,7 @@ class Aftermath:
         upstream: Where requests go.
         compactor: Works ahead of need.
         observing: Learns from answers.
-        note: Is given each request's figures once it has ended; must not wait.
+        notes: Are given each request's figures once it has ended.
         trouble: Tells of requests that did not go as they should.
         owners: Remembers whose a conversation is.
         learning: Knows which windows are unknown.
@@ -77,7 +77,7 @@ class Aftermath:
         *,
         compactor: Compactor,
         observing: Observing,
-        note: Note,
+        notes: Notes,
         trouble: Trouble,
         owners: Owners,
         learning: Learning,
@@ -86,7 +86,7 @@ class Aftermath:
         self._upstream = upstream
         self._compactor = compactor
         self._observing = observing
-        self.note = note
+        self.notes = notes
         self._trouble = trouble
         self._owners = owners
         self._learning = learning

@@ -13,7 +13,6 @@ from proxy.compaction.compactor import REPLAYS, Compactor
 from proxy.compaction.fitting import Ask, Fit, Mode, Report, Status
 from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, ModelSettings, for_model
-from proxy.core.exchange import Exchange
 from proxy.dialects.chat_reader import KEY_BYTES, Reader
 from proxy.dialects.overflow import detect
 from proxy.dialects.usage import UsageTap
@@ -127,16 +126,8 @@ class Chat:
                 tap = await self._relay(passage, send)
             usage = tap.result() if tap is not None and not passage.failed else None
         finally:
-            self._ended(passage, passage.exchange(usage))
+            passage.ended(usage, self._origin, self._aftermath.notes)
         return None if tap is None else passage.answered(usage)
-
-    def _ended(self, passage: Passage, exchange: Exchange) -> None:
-        """Say how it went; of a client that left before the upstream was asked there is nothing to count."""
-        if passage.first_byte_s is not None:
-            whose = passage.who.tenant, passage.conversation, self._origin
-            self._aftermath.note(*whose, exchange, passage.prefixes, passage.counted)
-        if passage.trace is not None:
-            passage.trace.ended(exchange, passage.conversation)
 
     async def _relay(self, passage: Passage, send: Send) -> UsageTap | None:
         """Fit, forward, stream back; the tap that watched, or None if nothing is to be learned."""

@@ -9,8 +9,9 @@ from secrets import token_hex
 from starlette.types import Scope
 
 from proxy.compaction.fitting import Ask, Fit, Report, Status
-from proxy.core.exchange import FAILED_FROM, Exchange, unread
+from proxy.core.exchange import FAILED_FROM, Exchange, Unread
 from proxy.dialects.usage import Usage
+from proxy.noting import Notes
 from proxy.relay.aftermath import Answered
 from proxy.relay.control import UNREAD, Control, report_headers
 from proxy.relay.headers import Headers
@@ -144,14 +145,42 @@ class Passage:
             usage = self.course.first.result()
         return Answered(*whose, usage, self.scope, self.ask, fit, self.failed, self.recovered)
 
-    def exchange(self, usage: Usage | None) -> Exchange:
-        """The request and its answer as figures, now that it has ended."""
+    def ended(self, usage: Usage | None, origin: str, notes: Notes) -> None:
+        """Tell those who listen that it has ended; of what the upstream was never asked nothing is noted.
+
+        Args:
+            usage: What the upstream counted, if it said so.
+            origin: Of the upstream.
+            notes: Where it is noted.
+        """
+        first_s, trace, exchange = self.first_byte_s, self.trace, None
+        if self.fit is not None or trace is not None:
+            exchange = self._exchange(usage)
+        whose = self.who.tenant, self.conversation, origin
+        if first_s is None:
+            pass
+        elif self.fit is None:
+            notes.note_unread(*whose, self.model, self.code, self._unread(usage, first_s))
+        elif exchange is not None:
+            notes.note(*whose, exchange, self.prefixes, self.counted)
+        if trace is not None and exchange is not None:
+            trace.ended(exchange, self.conversation)
+
+    def _upstream_s(self, first_s: float) -> float:
+        """Seconds from asking the upstream to the end of its answer, which is now."""
+        return time.perf_counter() - self.started - self.overhead_s - self.waited_s + first_s
+
+    def _unread(self, usage: Usage | None, first_s: float) -> Unread:
+        prompt = completion = cached = None
+        if usage is not None:
+            prompt, completion, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
+        times = self.overhead_s, first_s, self._upstream_s(first_s)
+        return Unread(self.at, self.request, self.size, prompt, completion, cached, *times)
+
+    def _exchange(self, usage: Usage | None) -> Exchange:
+        """The request and its answer as figures."""
         first_s = self.first_byte_s
-        asked_s = self.overhead_s + self.waited_s - (first_s or 0.0)
-        upstream_s = None if first_s is None else time.perf_counter() - self.started - asked_s
-        if self.fit is None and usage is None:
-            times = self.overhead_s, first_s, upstream_s
-            return unread(self.at, self.model, self.code, self.request, self.size, times)
+        upstream_s = None if first_s is None else self._upstream_s(first_s)
         report = self.fit.report if self.fit else _NOTHING
         return Exchange(
             self.at,

@@ -13,9 +13,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as metrics_of
 
 from proxy.adapters.memory_store import MemoryStore
-from proxy.adapters.prometheus import ACTIVE_S, MAX_NAMES, Heard, Metrics, Names, _observe_all
+from proxy.adapters.prometheus import ACTIVE_S, MAX_NAMES, Metrics, Names, _observe_all
 from proxy.adapters.prometheus_families import COUNTERS, GAUGES, HISTOGRAMS
 from proxy.core.economics import Saving
+from proxy.core.entry import Entry
 from proxy.core.event import COMPACTED, FAILED, FAILED_OPEN, MEASURED, Event
 from proxy.core.exchange import Exchange
 from proxy.storage.timed import Timed
@@ -62,10 +63,10 @@ async def samples(metrics: Metrics) -> dict[str, float]:
 async def test_exchanges_are_counted_by_what_was_done_and_what_they_were_worth() -> None:
     metrics = Metrics("1.0")
     metrics.exchanges([
-        Heard("c_1", USUAL, Saving(cost=0.5)),
-        Heard("c_1", REDUCED, Saving(cost=0.25, gross=0.75, cache_loss=1.0, net=-0.25)),
-        Heard("c_2", REDUCED, None),
-        Heard(None, Exchange(at=2.0, model="", status="none"), None),
+        Entry("t", "c_1", USUAL, Saving(cost=0.5)),
+        Entry("t", "c_1", REDUCED, Saving(cost=0.25, gross=0.75, cache_loss=1.0, net=-0.25)),
+        Entry("t", "c_2", REDUCED, None),
+        Entry("t", None, Exchange(at=2.0, model="", status="none"), None),
     ])  # fmt: skip
     assert await samples(metrics) == {
         "compaction_requests_total{model=gpt,status=none}": 1,
@@ -130,9 +131,9 @@ async def test_a_conversation_is_active_for_five_minutes_and_a_breaker_is_asked_
     clock = Clock()
     metrics, resting = Metrics("1.0", clock=clock), [True]
     metrics.breakers["store"] = lambda: resting[0]
-    metrics.exchanges([Heard("c_1", USUAL, None)])
+    metrics.exchanges([Entry("t", "c_1", USUAL, None)])
     clock.s += ACTIVE_S - 1
-    metrics.exchanges([Heard("c_2", USUAL, None)])
+    metrics.exchanges([Entry("t", "c_2", USUAL, None)])
     before = await samples(metrics)
     clock.s += 2
     resting[0] = False
@@ -182,7 +183,7 @@ def test_the_first_models_have_series_of_their_own_and_refused_ones_never() -> N
 @given(st.text())
 async def test_whatever_a_client_calls_its_model_the_answer_can_be_read(name: str) -> None:
     metrics = Metrics("1.0")
-    metrics.exchanges([Heard(None, USUAL._replace(model=name), None)])
+    metrics.exchanges([Entry("t", None, USUAL._replace(model=name), None)])
     for accept, parsed in (("", metrics_of), ("application/openmetrics-text", open_metrics_of)):
         text, _ = await metrics.written(accept)
         [family] = [each for each in parsed(text.decode()) if each.name == "compaction_requests"]

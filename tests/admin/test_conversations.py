@@ -8,13 +8,14 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.accounts import Accounts, Kept
+from proxy.accounts import Accounts
 from proxy.adapters.memory_store import MemoryStore
 from proxy.admin.access import Access
 from proxy.admin.api import Api
 from proxy.admin.app import Readiness, create_admin
 from proxy.archive import Round
 from proxy.archiving import Original, archived
+from proxy.core.entry import Entry
 from proxy.core.event import COMPACTED, Event
 from proxy.core.exchange import Exchange
 from proxy.core.keys import checkpoints_key
@@ -110,7 +111,7 @@ async def two_rounds(**settings: Any) -> AsyncIterator[tuple[Place, httpx.AsyncC
     """A conversation of two rounds and one request, and a client of its API."""
     here = Place()
     accounts = Accounts(here.records, DAY_S)
-    accounts.add(TENANT, NAME, Kept(ASKED, None), None)
+    accounts.add(NAME, Entry(TENANT, NAME, ASKED, None), None)
     await accounts.flush()
     await here.owners.note(TENANT, NAME)
     await here.round(1, Message("user", "The port is 4141."), Message("assistant", "Noted."))
@@ -316,7 +317,7 @@ async def test_a_tenant_is_forgotten_whole_and_nobody_else() -> None:
     async with two_rounds() as (here, client):
         accounts = Accounts(here.records, DAY_S)
         for tenant, name in ((TENANT, "c_other"), ("t_2", "c_foreign")):
-            accounts.add(tenant, name, Kept(ASKED, None), None)
+            accounts.add(name, Entry(tenant, name, ASKED, None), None)
             await here.owners.note(tenant, name)
         await accounts.flush()
         for name in (NAME, "c_other", "c_foreign"):

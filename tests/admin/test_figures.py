@@ -22,7 +22,6 @@ from proxy.core.economics import Saving
 from proxy.core.event import COMPACTED, FAILED, Event
 from proxy.core.exchange import Exchange
 from proxy.history import round_line
-from proxy.noting import Noted
 from tests.watched import ORIGIN, Watched
 
 NOW, DAY_S = 1_800_000_000.0, 86_400.0
@@ -47,7 +46,7 @@ async def looked_at() -> AsyncIterator[tuple[Watched, httpx.AsyncClient]]:
     here = Watched(MemoryStore(), 30 * DAY_S, lambda: NOW, models={"gpt-small": {"window": 9_000}})
     for name, model in ((ONE, "gpt-x"), (TWO, "=cheap")):
         await here.owners.note("t_1", name)
-        here.journal.note(*Noted("t_1", name, ORIGIN, exchange(NOW - 60, model, window=77_000))[:5])
+        here.journal.note("t_1", name, ORIGIN, exchange(NOW - 60, model, window=77_000))
     made = Event(
         COMPACTED, NOW - 50, ONE, id="e_1", round=1, place=PLACE.hex(), tokens_before=1_000, tokens_after=400,
         calls=1, cost_usd=0.0001, summary="a secret", message_ids=("m_1",),
