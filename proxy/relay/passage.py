@@ -155,7 +155,7 @@ class Passage:
         """
         first_s, trace, exchange = self.first_byte_s, self.trace, None
         if self.fit is not None or trace is not None:
-            exchange = self._exchange(usage)
+            exchange = self.exchange(usage)
         whose = self.who.tenant, self.conversation, origin
         if first_s is None:
             pass
@@ -177,7 +177,7 @@ class Passage:
         times = self.overhead_s, first_s, self._upstream_s(first_s)
         return Unread(self.at, self.request, self.size, prompt, completion, cached, *times)
 
-    def _exchange(self, usage: Usage | None) -> Exchange:
+    def exchange(self, usage: Usage | None) -> Exchange:
         """The request and its answer as figures."""
         first_s = self.first_byte_s
         upstream_s = None if first_s is None else self._upstream_s(first_s)
