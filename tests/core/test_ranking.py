@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.ranking import PASSAGE_CHARACTERS, Ranking, Scores, densest
@@ -22,7 +22,8 @@ def scored(
     return scores.shares()
 
 
-@given(st.lists(counts, max_size=5))
+@settings(max_examples=30)
+@given(st.lists(counts, max_size=3))
 def test_a_score_is_a_share_of_what_could_be_reached(words: list[dict[int, int]]) -> None:
     shares = scored(Ranking(), *words)
     assert all(0 < share <= 1 for share in shares.values())
