@@ -7,10 +7,8 @@ number: whoever is asked adds them up, and a worker that takes another's place c
 import asyncio
 import os
 import time
-from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, disable_created_metrics, values
@@ -24,6 +22,7 @@ from proxy.core.economics import Saving
 from proxy.core.entry import Entry
 from proxy.core.event import COMPACTED, FAILED, FAILURES, Event
 from proxy.core.exchange import FAILED_FROM, NOTHING_DONE, Exchange
+from proxy.core.statistics import buckets
 
 # Where the library looks for the folder of several workers.
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -291,6 +290,7 @@ def _known(column: Sequence[float | None]) -> list[float]:
 def _observe_all(child: Histogram, amounts: Sequence[float]) -> None:
     """Observe many amounts at once, which the library offers one by one at ten times the price."""
     bounds: list[float] = child._upper_bounds  # noqa: SLF001 - a test compares this with `observe`
-    for index, count in Counter(map(partial(bisect_left, bounds), amounts)).items():
-        child._buckets[index].inc(count)  # noqa: SLF001
+    for bucket, count in zip(child._buckets, buckets(amounts, bounds), strict=False):  # noqa: SLF001
+        if count:
+            bucket.inc(count)
     child._sum.inc(sum(amounts))  # noqa: SLF001

@@ -1,10 +1,9 @@
 """Statistics: what many exchanges come to, as counters that add up, whoever has counted."""
 
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
+from itertools import pairwise
 from operator import add
 from typing import Any
 
@@ -24,7 +23,11 @@ COUNTS = (
 _COUNTS, _DOLLARS = frozenset(COUNTS), frozenset(DOLLARS)
 
 
-_bucket = partial(bisect_left, OVERHEAD_BOUNDS_S)
+def buckets(amounts: Iterable[float], bounds: Sequence[float]) -> list[int]:
+    """How many amounts lie in each bucket, up to and with its bound, and in one more above the last bound."""
+    ordered = sorted(amounts)
+    marks = [0, *[bisect_right(ordered, bound) for bound in bounds], len(ordered)]
+    return [stop - start for start, stop in pairwise(marks)]
 
 
 @dataclass(slots=True)
@@ -102,8 +105,7 @@ class Counters:
         self.completion_tokens += alike.completion_tokens
         self.cached_tokens += alike.cached_tokens
         self.cost_usd += alike.cost_usd
-        for index, times in Counter(map(_bucket, alike.columns.overhead_s)).items():
-            self.overhead[index] += times
+        self.overhead = list(map(add, self.overhead, buckets(alike.columns.overhead_s, OVERHEAD_BOUNDS_S)))
 
     def price(self, cost: float, gross: float, cache_loss: float) -> None:
         """The price of one more exchange, in dollars."""
