@@ -38,7 +38,7 @@ class Piece(NamedTuple):
     """What an archive says of one of its pieces.
 
     Attributes:
-        name: By which it is found: a digest of its content, 32 hex digits.
+        name: By which it is found: a digest of its content, 64 hex digits.
         size: Bytes of its text, as UTF-8.
     """
 

@@ -29,7 +29,6 @@ MAX_ROLE_CHARACTERS = 64
 STRETCH_MESSAGES = 32
 # From here on a text is a piece of its own, in characters.
 PIECE_CHARACTERS = 8 * 1024
-_NAME_HEX_DIGITS = 32
 GAP = "\n[… {} characters left out …]\n"
 
 
@@ -145,8 +144,7 @@ def _about(made: Round) -> dict[str, Any]:
 
 
 def _piece(content: object, size: int) -> Piece:
-    written = json.dumps(content).encode()
-    return Piece(hashlib.sha256(written).hexdigest()[:_NAME_HEX_DIGITS], size)
+    return Piece(hashlib.sha256(json.dumps(content).encode()).hexdigest(), size)
 
 
 def _row(message: Archived, texts: dict[Piece, Fields]) -> list[Any]:

@@ -14,14 +14,14 @@ def every_key(tenant: str, name: str) -> list[str]:
         *keys.checkpoint_keys(tenant, ROOT, "chained", PREFIXES),
         keys.archive_key(tenant, ROOT, "chained", PREFIXES[0]),
         keys.archives_key(tenant, ROOT),
-        keys.piece_key(tenant, ROOT, "0f"),
-        keys.archived_key(tenant),
+        keys.piece_key(tenant, ROOT, "0f" * 32),
         keys.detail_key(tenant, ROOT, "chained", PREFIXES[0]),
         keys.rounds_key(tenant, ROOT),
         keys.conversation_key(tenant, name),
         keys.events_key(tenant, name),
         keys.exchanges_key(tenant, name),
         keys.wishes_key(tenant, name),
+        keys.archived_key(tenant),
     ]
 
 
@@ -62,14 +62,14 @@ def test_the_names_are_final() -> None:
         f"{root}:checkpoint:chained:{'02' * 32}",
         f"{root}:archive:chained:{'01' * 32}",
         f"{root}:archives",
-        f"{root}:piece:0f",
-        "v1:{be8dcefb61dddd9fbf05daa64cf5bcd6.dd9e881230ebf6e02363abdbb3566ee5}:archived",
+        f"{root}:piece:{'0f' * 32}",
         f"{root}:detail:chained:{'01' * 32}",
         f"{root}:rounds",
         f"{conversation}:conversation",
         f"{conversation}:events",
         f"{conversation}:exchanges",
         f"{conversation}:wishes",
+        "v1:{be8dcefb61dddd9fbf05daa64cf5bcd6.dd9e881230ebf6e02363abdbb3566ee5}:archived",
     ]
     assert keys.tenant_key("c_1") == (
         "v1:{e3b0c44298fc1c149afbf4c8996fb924.2ceb4df5993cba2bf0489db9b4b8ac35}:tenant"
@@ -106,9 +106,9 @@ def test_tenants_never_share_a_key(tenant: str, other: str, name: str) -> None:
 def test_what_is_read_or_committed_together_shares_a_hash_tag() -> None:
     found = [keys.hash_tag(key) for key in every_key("tenant", "c_1")]
 
-    assert len(set(found[:6])) == 1
-    assert len(set(found[6:])) == 1
-    assert len(set(found)) == 2
+    assert len(set(found[:7])) == 1
+    assert len(set(found[7:11])) == 1
+    assert len(set(found)) == 3
 
 
 def test_no_two_keys_are_equal() -> None:
