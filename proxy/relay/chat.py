@@ -190,7 +190,8 @@ class Chat:
         if value(passage.scope["headers"], b"content-encoding") not in {None, b"identity"}:
             raise Unreadable("encoded")
         body = await self._reader.read_beside(passage.raw, passage.who.tenant, passage.who.conversation)
-        passage.control = control(passage.scope["headers"])  # with what only matters here
+        if passage.control is USUAL:
+            passage.control = control(passage.scope["headers"])  # with what only matters here
         model = deployment(passage.scope["raw_path"]) or body.model
         settings = for_model(self._config, model)
         policy = policy_for(settings, passage.control.strategy)
