@@ -39,8 +39,9 @@ NOT_NOW: Final = "What was removed cannot be searched right now. Go on without i
 TOO_MANY: Final = f"Not run: {MAX_CALLS} searches at once are the most."
 NO_ROOM: Final = "What was found has no room in the context window. Go on without it."
 
-# Fields that would have an answer packed, or taken for that of the request before.
-_NOT_ASKED_WITH: Final = frozenset({b"accept-encoding", b"idempotency-key"})
+# A field that would have an answer packed, and one that would have it taken for that of the request before.
+_PACKING: Final = b"accept-encoding"
+_NAMING: Final = b"idempotency-key"
 
 # Requests that are to go on as they came.
 _AS_IT_CAME: Final = frozenset({Status.BYPASSED, Status.SHADOW})
@@ -75,9 +76,11 @@ class Offer(NamedTuple):
 
 def asked_with(made: Offer, request: HttpRequest) -> HttpRequest:
     """The request that the tool is offered with, or one by which it goes on; its answer can be read."""
-    kept = [each for each in request.headers if each[0] not in _NOT_ASKED_WITH]
-    body = made.raw if request.body is made.bare else request.body
-    return request._replace(headers=[*kept, (b"accept-encoding", b"identity")], body=body)
+    first = request.body is made.bare
+    dropped = {_PACKING} if first else {_PACKING, _NAMING}
+    kept = [each for each in request.headers if each[0] not in dropped]
+    body = made.raw if first else request.body
+    return request._replace(headers=[*kept, (_PACKING, b"identity")], body=body)
 
 
 async def beside(size: int, work: Callable[[], _T]) -> _T:

@@ -153,7 +153,8 @@ class Stack:
     @property
     def fields(self) -> dict[str, str]:
         named = self.key if self.session is None else self.session
-        return {"authorization": f"Bearer {self.key}", **({"x-session-id": named} if named else {})}
+        fields = {"authorization": f"Bearer {self.key}", "idempotency-key": uuid.uuid4().hex}
+        return {**fields, "x-session-id": named} if named else fields
 
     def written(self, reply: wire.Reply, number: int = 1, **body: Any) -> bytes:
         """The bytes in which the provider writes a reply."""

@@ -38,6 +38,7 @@ async def test_the_tool_is_offered_last_and_in_the_same_bytes_each_time(stack: A
     first, later = stack.asked
     assert first.body["tools"] == later.body["tools"] == [*s.tools, s.tool]
     assert first.fields["accept-encoding"] == later.fields["accept-encoding"] == "identity"
+    assert ("idempotency-key" in first.fields, "idempotency-key" in later.fields) == (True, False)
     messages = first.raw.index(b'"messages":[') + len(b'"messages":[')
     stop = first.raw.index(b"]", messages)
     assert later.raw.startswith(first.raw[:stop])
