@@ -97,7 +97,7 @@ class Compactor:
             fit = Fit(ask.body.raw, 0, Report(Status.BYPASSED, ask.conversation))
         else:
             fit = await self._failing_open(ask, self._fitted(ask))
-            if self._remind is not None:
+            if self._remind is not None and ask.settings.recall.auto != "none":
                 fit = await self._remind(fit, ask)
         await self._viewer.pin(ask, fit.report.conversation or ask.conversation)
         return fit

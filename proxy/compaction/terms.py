@@ -35,6 +35,12 @@ class Terms(NamedTuple):
 
 
 @lru_cache(maxsize=1_024)
+def about_money(settings: ModelSettings, strategy: str | None) -> bool:
+    """Whether it matters for the trigger what the model costs; the arguments are those of `terms_for`."""
+    return any(row.priced for row in policy_for(settings, strategy).trigger)
+
+
+@lru_cache(maxsize=1_024)
 def terms_for(
     settings: ModelSettings,
     strategy: str | None,

@@ -11,7 +11,7 @@ from proxy.compaction.aiming import UNAIMED, Aimed, Aiming
 from proxy.compaction.checkpoint_index import CheckpointIndex
 from proxy.compaction.fitting import Ask
 from proxy.compaction.policies import policy_for
-from proxy.compaction.terms import terms_for
+from proxy.compaction.terms import about_money, terms_for
 from proxy.compaction.view import View, applied, gauge_of, remembered_as, thread
 from proxy.core.anchor import Anchor
 from proxy.core.anchor import place_of as counted_at
@@ -125,9 +125,9 @@ class Viewer:
         self, ask: Ask, root: bytes | None, listed: Listed, calibration: Calibration, overhead: int
     ) -> Aimed:
         """What the trigger comes to where it is about money: few are."""
-        policy = policy_for(ask.settings, ask.strategy)
-        if self._aiming is None or not any(row.priced for row in policy.trigger):
+        if self._aiming is None or not about_money(ask.settings, ask.strategy):
             return UNAIMED
+        policy = policy_for(ask.settings, ask.strategy)
         fixed = listed.tokens - sum(each.tokens for each in listed.body) + overhead
         whose = thread(ask, root or b"", policy.name)
         return self._aiming.of(ask, policy, whose, calibration.size(fixed))
