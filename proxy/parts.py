@@ -141,10 +141,16 @@ class Parts:
         self.history = History(self.records, config.store.ttl_s)
         self.wishing = Wishing(self.records, config.store.ttl_s)
         self.effects = Effects()
-        asked = writer or HttpSummaryModel(self.transport)
-        summarising = Summarising(asked, self.reading, price=self.pricing.cost)
-        self.metrics.breakers["summary"] = lambda: summarising.resting
         self.holdings = Holdings(self.records, config.store.ttl_s, _bounds(config))
+        self._make(writer or HttpSummaryModel(self.transport), clock)
+        self._remember()
+        self.secret = Secret(config, store_url, self.store, report)
+        self.ready = False
+
+    def _make(self, writer: SummaryModel, clock: Callable[[], float]) -> None:
+        """What makes rounds."""
+        summarising = Summarising(writer, self.reading, price=self.pricing.cost)
+        self.metrics.breakers["summary"] = lambda: summarising.resting
         self.making = Making(
             summarising,
             self.records,
@@ -155,13 +161,10 @@ class Parts:
             announce=self.announcing,
         )
         self.rounds = Rounds(self.making, self.history, announce=self.announcing, clock=clock)
-        self.recall = Recall(self.records, self.history, self.holdings, SqliteFullText())
-        self._remember()
-        self.secret = Secret(config, store_url, self.store, report)
-        self.ready = False
 
     def _remember(self) -> None:
-        """What answers models and agents who ask for what was removed, and what tells models unasked."""
+        """What finds what was removed, answers models and agents who ask for it, and tells models unasked."""
+        self.recall = Recall(self.records, self.history, self.holdings, SqliteFullText())
         count, searched = partial(self.counter.count, model=""), self.metrics.searched
         self.memory = Memory(self.recall, count, reachable=lambda: self.records.reachable, searched=searched)
         self.reminder = Reminder(self.recall.search, self.reading, self.records, count, searched=searched)
