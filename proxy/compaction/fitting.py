@@ -163,3 +163,8 @@ class Fit:
     listed: int = 0
     forwarded: Forwarded | None = None
     added: int = 0
+
+    @property
+    def compacted(self) -> bool:
+        """Whether a round is in force in what is forwarded; one that only masks has no number."""
+        return self.forwarded is not None or self.report.round is not None

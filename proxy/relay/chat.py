@@ -169,7 +169,7 @@ class Chat:
             passage.fit = Fit(passage.raw, 0, report)
             return
         passage.fit = await self._compactor.fit(passage.ask)
-        if passage.fit.report.round is not None:
+        if passage.fit.compacted:
             self._gate.remember(passage.who.conversation)
         if self._memory is not None:
             passage.offer = await offer(self._memory, passage.ask, passage.fit)

@@ -103,8 +103,7 @@ async def offer(memory: Memory, ask: Ask, fit: Fit) -> Offer | None:
         found = await beside(len(fit.raw), lambda: offering(fit.raw, TOOL_NAME))
     except Unreadable:
         return None
-    compacted = report.round is not None
-    wanted = offered(settings, compacted=compacted, has_tools=found.has_tools, model=ask.model, n=1)
+    wanted = offered(settings, compacted=fit.compacted, has_tools=found.has_tools, model=ask.model, n=1)
     if not found.possible or not wanted:
         return None
     known = frozenset(map(message_id, fit.footing.prefixes)) if fit.footing else frozenset[str]()

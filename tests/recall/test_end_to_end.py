@@ -9,7 +9,7 @@ FACT = "the caretaker keeps the spare key under the blue flowerpot"
 FILLER = "The sun went down behind the hills and the shepherds drove their flocks home. " * 12
 
 
-def conversation(turns: int = 30) -> list[dict[str, Any]]:
+def conversation(turns: int = 30, filler: str = FILLER) -> list[dict[str, Any]]:
     """A talk about a house; what is asked for stands in an early result of a tool, and nowhere else."""
     told: list[dict[str, Any]] = [{"role": "system", "content": "You help."}]
     for number in range(turns):
@@ -18,7 +18,7 @@ def conversation(turns: int = 30) -> list[dict[str, Any]]:
         told += [
             {"role": "user", "content": f"Read page {number}."},
             {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": f"c{number}", "content": f"{FILLER}{found}. {FILLER}"},
+            {"role": "tool", "tool_call_id": f"c{number}", "content": f"{filler}{found}. {filler}"},
             {"role": "assistant", "content": f"I have read page {number}."},
         ]
     return [*told, {"role": "user", "content": "Where is the spare key?"}]
@@ -51,6 +51,17 @@ async def test_what_was_removed_is_found_again_in_the_middle_of_an_answer(
         assert said_in(got) == "Let me look. It is under the blue flowerpot."
     bodies = [asked.raw for asked in stack.asked]
     assert bodies[0] == bodies[2]  # the same bytes each time, so that the provider's cache keeps hitting
+
+
+async def test_what_was_only_masked_is_found_again_too(stack: Any, s: Any) -> None:
+    stack.script(model(s))
+    for _ in range(2):
+        got = await stack.post(model="inject", messages=conversation(8, FILLER * 4))
+        first = stack.asked[-2]
+        assert "x-compaction-round" not in got.headers  # no summary was needed
+        assert b"memory_search id m_" in first.raw
+        assert (FACT.encode() in first.raw, first.tools) == (False, ["open", "memory_search"])
+        assert said_in(got) == "Let me look. It is under the blue flowerpot."
 
 
 def said_in(answer: Any) -> str:
