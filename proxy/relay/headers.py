@@ -118,19 +118,15 @@ def to_client(status: int, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
     The server in front of us writes its own server and date. Content-length stays, because the bytes do,
     except on a 304, where it speaks of a body that is not sent and the server would wait for it.
     """
-    kept: Headers = []
-    about = []
-    for field in headers:
-        name = field[0].lower()
-        if name not in _NOT_SENT_BACK:
-            kept.append(field)
-        elif name == b"connection":
-            about.append(field[1])
-    dropped = frozenset[bytes]() if _NAMES_NOTHING.issuperset(about) else _named_in_connection(about)
+    names = [field[0].lower() for field in headers]
+    dropped = _NOT_SENT_BACK
+    if b"connection" in names:
+        about = [field[1] for name, field in zip(names, headers, strict=True) if name == b"connection"]
+        if not _NAMES_NOTHING.issuperset(about):
+            dropped |= _named_in_connection(about)
     if status == 304:
         dropped |= {b"content-length"}
-    if dropped:
-        kept = [field for field in kept if field[0].lower() not in dropped]
+    kept = [field for name, field in zip(names, headers, strict=True) if name not in dropped]
     if not _sendable([field[1] for field in kept]):  # the server would refuse all of them
         kept = [field for field in kept if _sendable([field[1]])]
     return kept

@@ -153,18 +153,17 @@ class Passage:
             origin: Of the upstream.
             notes: Where it is noted.
         """
-        first_s, trace, exchange = self.first_byte_s, self.trace, None
-        if self.fit is not None or trace is not None:
-            exchange = self.exchange(usage)
-        whose = self.who.tenant, self.conversation, origin
-        if first_s is None:
-            pass
-        elif self.fit is None:
+        first_s = self.first_byte_s
+        if self.fit is None and first_s is not None:
+            whose = self.who.tenant, self.who.conversation, origin
             notes.note_unread(*whose, self.model, self.code, self._unread(usage, first_s))
-        elif exchange is not None:
-            notes.note(*whose, exchange, self.prefixes, self.counted)
-        if trace is not None and exchange is not None:
-            trace.ended(exchange, self.conversation)
+        if self.fit is None and self.trace is None:
+            return
+        exchange = self.exchange(usage)
+        if self.fit is not None and first_s is not None:
+            notes.note(self.who.tenant, self.conversation, origin, exchange, self.prefixes, self.counted)
+        if self.trace is not None:
+            self.trace.ended(exchange, self.conversation)
 
     def _upstream_s(self, first_s: float) -> float:
         """Seconds from asking the upstream to the end of its answer, which is now."""

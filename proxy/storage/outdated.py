@@ -17,7 +17,14 @@ _begun: ContextVar[int | None] = ContextVar("begun", default=None)
 
 
 class Outdated:
-    """What was forgotten in this process, in order. For use on one event loop."""
+    """What was forgotten in this process, in order. For use on one event loop.
+
+    Attributes:
+        begun: Gives when what runs here began, for those who ask later whether it `covers` a key. Every
+            request asks.
+    """
+
+    begun = staticmethod(_begun.get)
 
     def __init__(self) -> None:
         self._prefixes: deque[str] = deque(maxlen=KEPT)
@@ -40,10 +47,6 @@ class Outdated:
         """Every key that begins so is forgotten."""
         self._prefixes.append(prefix)
         self._count += 1
-
-    def begun(self) -> int | None:
-        """When what runs here began, for those who ask later whether it `covers` a key."""
-        return _begun.get()
 
     def covers(self, key: str) -> bool:
         """Whether a key was forgotten since what runs here began."""
