@@ -155,7 +155,6 @@ class Course:
         turn = answered(message, await self._results(calls))
         answer = await self._asked(turn)
         if await _is_too_long(answer):
-            await answer.aclose()
             turn = answered(message, [NO_ROOM] * len(calls))
             answer = await self._asked(turn)
         self._said += turn
@@ -181,12 +180,20 @@ class Course:
 
 
 async def _is_too_long(answer: Answer) -> bool:
-    """Whether the upstream refuses a request for its length, by status or inside a stream."""
-    status = answer.response.status
-    seen = await answer.peek(1 if status == httpx.codes.OK else PEEK_BYTES)
-    if status == httpx.codes.OK and b"error" not in seen[:PEEK_BYTES]:
-        return False
-    return detect(status, seen, answer.field(b"content-encoding")) is not None
+    """Whether the upstream refuses a request for its length, by status or inside a stream; closed then.
+
+    So is one that nobody waits for any more.
+    """
+    kept = False
+    try:
+        status = answer.response.status
+        seen = await answer.peek(1 if status == httpx.codes.OK else PEEK_BYTES)
+        fine = status == httpx.codes.OK and b"error" not in seen[:PEEK_BYTES]
+        kept = fine or detect(status, seen, answer.field(b"content-encoding")) is None
+    finally:
+        if not kept:
+            await answer.aclose()
+    return not kept
 
 
 def _failed(error: BaseException) -> None:

@@ -127,6 +127,24 @@ async def test_whoever_leaves_while_it_searches_ends_the_search() -> None:
     assert (first.closed, client.whole) == (True, False)
 
 
+class Silent(Response):
+    """An upstream's answer whose first byte does not come."""
+
+    async def read(self) -> bytes:
+        await asyncio.sleep(60)
+        return b""
+
+
+async def test_whoever_leaves_before_the_next_answer_begins_ends_it() -> None:
+    client, silent = Client(), Silent([])
+    task = asyncio.create_task(relay_one(course(silent)[0], Answer(streamed(SEARCHING)), client, ()))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (silent.closed, client.whole) == (True, False)
+
+
 AWAY = UpstreamError(502, "The upstream cannot be reached.", "upstream_unreachable")
 
 
