@@ -30,7 +30,7 @@ from proxy.relay.exchange import PEEK_BYTES, Answer
 
 # What the tool takes of the prompt, about, in tokens.
 TOOL_TOKENS: Final = len(TOOL_JSON) // 4
-# A search that takes longer is given up, in seconds.
+# Searches for one answer that take longer together are given up, in seconds: nothing reaches the client then.
 SEARCH_S: Final = 5.0
 # Calls of one answer that are run; a model that makes more is told so.
 MAX_CALLS: Final = 8
@@ -168,13 +168,14 @@ class Course:
         return await self._ask(await beside(len(raw), lambda: gone_on(raw, said)))
 
     async def _results(self, calls: Sequence[Call]) -> list[str]:
-        run = [await self._result(call.arguments) for call in calls[:MAX_CALLS]]
+        until = asyncio.get_running_loop().time() + SEARCH_S
+        run = [await self._result(call.arguments, until) for call in calls[:MAX_CALLS]]
         return [*run, *[TOO_MANY for _ in calls[MAX_CALLS:]]]
 
-    async def _result(self, arguments: str) -> str:
+    async def _result(self, arguments: str, until: float) -> str:
         text = NOT_NOW
         with contained(_failed):
-            async with asyncio.timeout(SEARCH_S):
+            async with asyncio.timeout_at(until):
                 text = await self._offer.memory.answer(self._offer.asker, arguments)
         return text
 

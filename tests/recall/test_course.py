@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -114,6 +115,15 @@ async def test_a_search_that_fails_or_takes_long_is_answered_all_the_same(
     going, made = course(streamed(wire.Reply("Sorry.")), Memory(outcome))
     await going.next(MESSAGE, [CALL])
     assert made[-1] == {"role": "tool", "tool_call_id": "a", "content": NOT_NOW}
+
+
+async def test_several_searches_have_no_more_time_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recalling, "SEARCH_S", 0.1)
+    going, made = course(streamed(wire.Reply("Sorry.")), Memory(None))
+    began = time.monotonic()
+    await going.next({**MESSAGE, "tool_calls": MESSAGE["tool_calls"] * 8}, [CALL] * 8)
+    assert time.monotonic() - began < 0.4
+    assert [each["content"] for each in made[-8:]] == [NOT_NOW] * 8
 
 
 async def test_whoever_leaves_while_it_searches_ends_the_search() -> None:
