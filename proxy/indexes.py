@@ -2,12 +2,15 @@
 
 What is held is named by the very archives that it is made of. An archive never changes, so whoever knows
 which there are, from a list that is read each time, knows whether what is held is still all there is.
+
+The threads are of their own: what a request waits for, the store's among it, runs in those that all share.
 """
 
 import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 
 from proxy.originals import Originals, Place, Recalled, archive_at
@@ -21,6 +24,8 @@ _CHARACTER_BYTES = 2
 _MESSAGE_BYTES = 400
 # The store forgets what has expired; here it is forgotten after so long, in seconds.
 MAX_AGE_S = 3_600.0
+# More would only take turns with the event loop more often: each has it wait for up to 5 ms at a time.
+THREADS = 2
 # Between conversations, so that the last message of one is no neighbour of the first one of the next.
 _NOTHING = Passage("", "", "")
 
@@ -31,11 +36,15 @@ class Indexed:
     Args:
         found: The messages, in an order in which neighbours belong together; None between conversations.
         full_text: Makes the index.
+        threads: Where that is made and searched.
         made: When it was made, in monotonic seconds.
     """
 
-    def __init__(self, found: Sequence[Recalled | None], full_text: FullText, made: float) -> None:
+    def __init__(
+        self, found: Sequence[Recalled | None], full_text: FullText, threads: Executor, made: float
+    ) -> None:
         self.made = made
+        self._threads = threads
         self._found = found
         self._by_id = {each.message.id: each for each in found if each is not None}
         characters = sum(len(each.message.text) for each in self._by_id.values())
@@ -43,7 +52,7 @@ class Indexed:
         self._full_text = full_text
         self._index: TextIndex | None = None
         self._making = asyncio.Lock()
-        self._readers = 0
+        self._searching: set[asyncio.Task[list[Found]]] = set()
         self._closed = False
 
     def __len__(self) -> int:
@@ -60,15 +69,13 @@ class Indexed:
 
     async def search(self, query: str, limit: int) -> list[tuple[Recalled, Found]]:
         """The best hits, the best first."""
-        self._readers += 1
-        try:
-            index = await self._made()
-            # What stands between conversations may be found for its neighbours' sake.
-            most = limit + len(self._found) - len(self._by_id)
-            hits = await asyncio.to_thread(index.search, query, most)
-        finally:
-            self._readers -= 1
-            self._let_go()
+        # What stands between conversations may be found for its neighbours' sake.
+        most = limit + len(self._found) - len(self._by_id)
+        task = asyncio.create_task(self._hits(query, most))
+        self._searching.add(task)
+        task.add_done_callback(self._done)
+        # A thread goes on, whoever stops waiting; what it makes is there for the next one.
+        hits = await asyncio.shield(task)
         return [(each, hit) for hit in hits if (each := self._found[hit.place]) is not None][:limit]
 
     def close(self) -> None:
@@ -77,15 +84,24 @@ class Indexed:
         self._let_go()
 
     def _let_go(self) -> None:
-        if self._closed and not self._readers and self._index is not None:
+        if self._closed and not self._searching and self._index is not None:
             self._index.close()
             self._index = None
 
-    async def _made(self) -> TextIndex:
+    def _done(self, task: asyncio.Task[list[Found]]) -> None:
+        self._searching.discard(task)
+        self._let_go()
+        if not task.cancelled():
+            task.exception()  # for those who wait, if anybody does
+
+    async def _hits(self, query: str, most: int) -> list[Found]:
+        run = asyncio.get_running_loop().run_in_executor
         async with self._making:
             if self._index is None:
-                self._index = await asyncio.to_thread(self._full_text.build, self._passages())
-            return self._index
+                build, passages = self._full_text.build, self._passages()
+                self._index = await run(self._threads, build, passages)
+            index = self._index
+        return await run(self._threads, index.search, query, most)
 
     def _passages(self) -> list[Passage]:
         messages = (each.message if each else None for each in self._found)
@@ -135,6 +151,7 @@ class Indexes:
         self._clock = clock
         self._held: OrderedDict[Name, Indexed] = OrderedDict()
         self._reading: dict[Name, asyncio.Task[Indexed]] = {}
+        self._threads = ThreadPoolExecutor(THREADS, "recall")
         records.forgetters.append(self._forget)
 
     async def of(self, tenant: str, places: Iterable[Place]) -> Indexed:
@@ -164,6 +181,7 @@ class Indexes:
         await asyncio.gather(*tasks, return_exceptions=True)
         for name in list(self._held):
             self._drop(name)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _read(self, name: Name) -> Indexed:
         task = self._reading.get(name)
@@ -183,7 +201,8 @@ class Indexes:
         read = await self._originals.of(tenant, places)
         if asyncio.current_task() is not self._reading.get(name):  # forgotten meanwhile
             read = []
-        made = Indexed(await asyncio.to_thread(_in_order, read), self._full_text, self._clock())
+        found = await asyncio.to_thread(_in_order, read)
+        made = Indexed(found, self._full_text, self._threads, self._clock())
         if len(made) and self._records.in_use and asyncio.current_task() is self._reading.get(name):
             self._drop(name)
             self._held[name] = made

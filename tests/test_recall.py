@@ -236,7 +236,7 @@ async def test_what_is_forgotten_is_found_no_more_at_once(prefix: str) -> None:
 async def test_indexes_that_are_too_much_go_and_the_one_used_last_stays() -> None:
     store = MemoryStore()
     places = [Place(root, await taken(store, 1, "word " * 9_000, root=root)) for root in ROOTS]
-    indexes = Indexes(Records(store, ignored), SqliteFullText(), max_bytes=200_000)
+    indexes = Indexes(Records(store, ignored), SqliteFullText(), max_bytes=300_000)
     held = [await indexes.of("t_1", [place]) for place in places]
     for each in held:
         assert [found.message.id for found, _ in await each.search("word", 1)] == ["m_10"]

@@ -22,6 +22,8 @@ ROW_CHARACTERS = 2_000
 # Terms looked at for a word or a beginning; no English ending is longer than so many letters.
 MAX_FORMS = 1_024
 MAX_ENDING_CHARACTERS = 9
+# What SQLite takes for a database in memory beside its pages, as measured over 2,000 of them.
+_DATABASE_BYTES = 64 * 1024
 
 _WORD = re.compile(r"\S+")
 _BEFORE_SPACE = re.compile(r"\s\S*\Z")
@@ -108,7 +110,7 @@ class SqliteTextIndex:
     def _measured(self) -> int:
         [size] = self._lists.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
         held = (*self._texts, self._place, self._start, self._length)
-        return int(size[0]) + sum(map(sys.getsizeof, held))
+        return _DATABASE_BYTES + int(size[0]) + sum(map(sys.getsizeof, held))
 
     def _search(self, wanted: Query, limit: int) -> list[Found]:
         scores = Scores(self._ranking, self._length)

@@ -1,0 +1,122 @@
+"""However many search, and leave, an index is made once, and others find free threads."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+from proxy.adapters.memory_store import MemoryStore
+from proxy.archive import Round
+from proxy.archiving import Original, archived
+from proxy.core.message import Message
+from proxy.indexes import Indexes
+from proxy.originals import Place
+from proxy.ports import Found, Passage
+from proxy.storage.records import Records
+
+DAY_S = 86_400.0
+LIMIT_S = 10.0
+# More than there are threads in the pool that everybody shares.
+MANY = 40
+
+
+def ignored(_: object) -> None:
+    """Nothing fails here."""
+
+
+class Slow:
+    """Full text that takes until it is let go on, both to make an index and to search one.
+
+    Attributes:
+        begun: Set once an index is being made.
+        searched: Set once one is being searched.
+        go: What it waits for.
+        built: How many indexes were made.
+        closed: How many of them were closed.
+        ended: Set once one was closed.
+        busy: Whether one was closed while it was searched.
+    """
+
+    size_bytes = 1
+
+    def __init__(self) -> None:
+        self.begun, self.searched, self.go = threading.Event(), threading.Event(), threading.Event()
+        self.ended = threading.Event()
+        self.built = self.closed = 0
+        self.busy = False
+        self._lock = threading.Lock()
+
+    def build(self, _passages: Sequence[Passage]) -> "Slow":
+        self.begun.set()
+        assert self.go.wait(LIMIT_S)
+        self.built += 1
+        return self
+
+    def search(self, _query: str, _limit: int) -> list[Found]:
+        with self._lock:
+            self.searched.set()
+            assert self.go.wait(LIMIT_S)
+            return [Found(0, 1.0, 0)]
+
+    def close(self) -> None:
+        self.busy = self._lock.locked()
+        self.closed += 1
+        self.ended.set()
+
+
+async def archive(records: Records, number: int) -> Place:
+    """Where an archive of one message is."""
+    made = Round("c_1", "chained", number.to_bytes(64, "big"), number, float(number))
+    root = number.to_bytes(32, "big")
+    written = archived("t_1", root, made, [Original(0, f"m_{number}", 1, Message("user", "word"))], DAY_S)
+    assert await records.write([*written.items, written.line])
+    return Place(root, made)
+
+
+async def test_an_index_is_made_once_though_whoever_asked_first_has_left() -> None:
+    records, slow = Records(MemoryStore(), ignored), Slow()
+    indexes = Indexes(records, slow)
+    indexed = await indexes.of("t_1", [await archive(records, 1)])
+    first = asyncio.create_task(indexed.search("word", 1))
+    assert await asyncio.to_thread(slow.begun.wait, LIMIT_S)
+    first.cancel()
+    await asyncio.wait([first])
+    second = asyncio.create_task(indexed.search("word", 1))
+    await asyncio.sleep(0)
+    slow.go.set()
+    assert [(found.message.id, hit.score) for found, hit in await second] == [("m_1", 1.0)]
+    assert (first.cancelled(), slow.built) == (True, 1)
+    await indexes.close()
+    assert slow.closed == 1
+
+
+async def test_an_index_is_closed_only_when_its_search_has_ended_though_nobody_waits_for_it() -> None:
+    records, slow = Records(MemoryStore(), ignored), Slow()
+    indexes = Indexes(records, slow)
+    indexed = await indexes.of("t_1", [await archive(records, 1)])
+    slow.go.set()
+    await indexed.search("word", 1)
+    slow.go.clear()
+    slow.searched.clear()
+    leaving = asyncio.create_task(indexed.search("word", 1))
+    assert await asyncio.to_thread(slow.searched.wait, LIMIT_S)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    await records.forget("")
+    assert slow.closed == 0
+    slow.go.set()
+    assert await asyncio.to_thread(slow.ended.wait, LIMIT_S)
+    assert not slow.busy
+    await indexes.close()
+
+
+async def test_however_many_search_at_once_others_find_a_free_thread() -> None:
+    records, slow = Records(MemoryStore(), ignored), Slow()
+    indexes = Indexes(records, slow)
+    indexed = [await indexes.of("t_1", [await archive(records, number)]) for number in range(MANY)]
+    searches = [asyncio.create_task(each.search("word", 1)) for each in indexed]
+    await asyncio.sleep(0.01)
+    async with asyncio.timeout(LIMIT_S / 2):
+        assert await asyncio.to_thread(lambda: slow.built) == 0
+    slow.go.set()
+    assert [len(found) for found in await asyncio.gather(*searches)] == [1] * MANY
+    await indexes.close()
