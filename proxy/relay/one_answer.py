@@ -144,19 +144,24 @@ async def _pass(stream: HiddenStream, answer: Answer, client: _Client) -> None:
         httpx.TransportError: It was cut, or cannot be read.
     """
     packed = None if _is_plain(answer) else Inflater(answer.field(b"content-encoding"), MAX_INFLATED_BYTES)
-    while chunk := await _read(answer, stream):
+    clock, until = asyncio.get_running_loop().time, None
+    while chunk := await _read(answer, until):
         for data in _inflated(chunk, packed):
             client.heard(data)
             await client.tell(stream.feed(data))
+        if stream.done and stream.calls:
+            until = until or clock() + LINGER_S
+            if clock() > until:
+                break
     await client.tell(stream.ended())
 
 
-async def _read(answer: Answer, stream: HiddenStream) -> bytes:
-    """The next bytes; of an answer that is done and goes on in another one, what comes soon."""
-    if not (stream.done and stream.calls):
+async def _read(answer: Answer, until: float | None) -> bytes:
+    """The next bytes; of an answer that is done and goes on in another one, what comes until then."""
+    if until is None:
         return await answer.read()
     with suppress(TimeoutError, httpx.TransportError):
-        async with asyncio.timeout(LINGER_S):
+        async with asyncio.timeout_at(until):
             return await answer.read()
     return b""
 

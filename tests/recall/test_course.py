@@ -14,7 +14,7 @@ from proxy.dialects.hidden_calls import Call
 from proxy.dialects.usage import Usage
 from proxy.errors import Overloaded, UpstreamError
 from proxy.memory import Asker
-from proxy.relay import recalling
+from proxy.relay import one_answer, recalling
 from proxy.relay.control import Control
 from proxy.relay.exchange import Answer
 from proxy.relay.identity import Who
@@ -153,6 +153,26 @@ async def test_whoever_leaves_before_the_next_answer_begins_ends_it() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (silent.closed, client.whole) == (True, False)
+
+
+class Endless(Response):
+    """An upstream's answer that never stops telling that it is alive."""
+
+    async def read(self) -> bytes:
+        chunk = await super().read()
+        if not chunk:
+            await asyncio.sleep(0.01)
+        return chunk or b": alive\n\n"
+
+
+async def test_an_upstream_that_goes_on_after_its_end_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(one_answer, "LINGER_S", 0.1)
+    endless = Endless(wire.stream(ENVELOPE, SEARCHING, None))
+    async with asyncio.timeout(2):
+        assert await relay_one(course(streamed(wire.Reply("Five.")))[0], Answer(endless), Client(), ())
+    assert endless.closed
 
 
 AWAY = UpstreamError(502, "The upstream cannot be reached.", "upstream_unreachable")
