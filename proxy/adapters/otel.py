@@ -175,6 +175,7 @@ def _of_request(exchange: Exchange, conversation: str | None) -> Values:
         names.TOKENS_BEFORE: exchange.tokens_before,
         names.TOKENS_AFTER: exchange.tokens_after,
         names.OVERHEAD_S: exchange.overhead_s,
+        names.RECALLS: exchange.recalls,
     }
 
 

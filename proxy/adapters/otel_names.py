@@ -33,6 +33,7 @@ TOKENS_BEFORE: Final = "compaction_proxy.tokens_before"
 TOKENS_AFTER: Final = "compaction_proxy.tokens_after"
 MESSAGES: Final = "compaction_proxy.messages"
 OVERHEAD_S: Final = "compaction_proxy.overhead"
+RECALLS: Final = "compaction_proxy.recalls"
 
 # What the conventions call the providers behind these names; any other is called by its own.
 PROVIDERS: Final[Mapping[str, str]] = {

@@ -75,6 +75,7 @@ def portrait(seen: Row, rounds: Iterable[Row], most: int | None) -> Iterator[str
         "input tokens": whole(totals.get("prompt_tokens")),
         "cached": percent(totals.get("cached_tokens"), totals.get("prompt_tokens")),
         "output tokens": whole(totals.get("completion_tokens")),
+        **_recalls(totals),
         **{title: dollars(_inner(seen, "money").get(name)) for title, name in _MONEY},
         "asked of it": ", ".join(_wishes(seen)) or "nothing",
     }
@@ -88,6 +89,12 @@ def portrait(seen: Row, rounds: Iterable[Row], most: int | None) -> Iterator[str
     if pins:
         yield ""
         yield from pinned(pins, most)
+
+
+def _recalls(totals: Row) -> dict[str, str]:
+    """How often the model has searched what was removed; no line where it never did."""
+    recalls = totals.get("recalls")
+    return {"searches by the model": whole(recalls)} if recalls else {}
 
 
 def _wishes(seen: Row) -> Iterator[str]:

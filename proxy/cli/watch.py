@@ -158,6 +158,7 @@ _EXTRAS = (
     ("round", "round"),
     ("code", "status"),
     ("cached_tokens", "cached"),
+    ("recalls", "searches"),
     ("seconds", "took s"),
     ("cost_usd", "cost $"),
     ("reason", "because"),

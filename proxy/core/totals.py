@@ -10,7 +10,8 @@ from proxy.core.exchange import Exchange
 
 # What is added, as whole numbers and in dollars.
 COUNTS = (
-    "requests", "request_bytes", "prompt_tokens", "completion_tokens", "cached_tokens", "rounds", "priced",
+    "requests", "request_bytes", "prompt_tokens", "completion_tokens", "cached_tokens", "recalls", "rounds",
+    "priced",
 )  # fmt: skip
 DOLLARS = ("cost_usd", "gross_usd", "cache_loss_usd", "summary_usd")
 # Of the last exchange that says so.
@@ -30,6 +31,7 @@ class Totals:
         prompt_tokens: Input tokens that the upstream reported.
         completion_tokens: Output tokens that it reported.
         cached_tokens: Input tokens that it had cached.
+        recalls: How often answers went on because the model searched what was removed.
         rounds: Rounds that were made.
         priced: Requests of which the price is known.
         cost_usd: What these cost, in dollars, summaries not among it.
@@ -50,6 +52,7 @@ class Totals:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    recalls: int = 0
     rounds: int = 0
     priced: int = 0
     cost_usd: float = 0.0
@@ -74,6 +77,7 @@ class Totals:
         self.prompt_tokens += exchange.prompt_tokens or 0
         self.completion_tokens += exchange.completion_tokens or 0
         self.cached_tokens += exchange.cached_tokens or 0
+        self.recalls += exchange.recalls or 0
         if exchange.at >= self.last_at:
             self.last_at = exchange.at
             self.remember(exchange)

@@ -116,6 +116,16 @@ def test_a_request_that_was_not_changed_is_not_called_compacted() -> None:
     }
 
 
+def test_one_span_stands_for_an_answer_that_went_on_and_the_request_says_how_often() -> None:
+    traced = Traced()
+    trace = traced.tracer.began([], "r1")
+    trace.asked([])
+    trace.ended(EXCHANGE._replace(recalls=2), None)
+    spans = traced.spans()
+    assert set(spans) == {"POST chat/completions", "chat gpt-5.4"}
+    assert said(spans["POST chat/completions"])["compaction_proxy.recalls"] == 2
+
+
 @pytest.mark.parametrize(("code", "error"), [(429, "429"), (0, "no-answer")])
 def test_what_went_wrong_is_an_error_of_both_spans(code: int, error: str) -> None:
     traced = Traced()

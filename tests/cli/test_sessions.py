@@ -86,7 +86,16 @@ def test_show_prints_figures_rounds_and_pins_and_unknown_money_as_such(script: S
         "asked of it           bypass",
     ]
     assert lines[-1] == "p_1  never push to main"
+    assert not [line for line in lines if line.startswith("searches")]
     assert [line.split()[-1] for line in lines if "anchored" in line] == ["undone"]
+
+
+def test_show_tells_of_searches_where_the_model_has_searched(script: Scripted, run: Run) -> None:
+    seen = {"id": ID, "totals": {"model": "m", "requests": 1_200, "recalls": 1_003}}
+    script.put("GET", f"/conversations/{ID}", seen)
+    script.put("GET", f"/conversations/{ID}/compactions", {"compactions": []})
+    lines = run("sessions", "show", ID, "--url", script.url).stdout.splitlines()
+    assert "searches by the model  1,003" in lines
 
 
 @pytest.mark.parametrize(

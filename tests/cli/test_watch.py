@@ -69,6 +69,12 @@ def test_a_line_says_sizes_and_why(script: Scripted) -> None:
     ]  # fmt: skip
 
 
+def test_a_line_says_how_often_the_model_searched_where_it_did() -> None:
+    fields = {"at": 0, "status": "reused", "conversation": "c_1", "model": "gpt-5.4", "code": 200}
+    with_searches, without = (line_of("exchange", {**fields, **more}) for more in ({"recalls": 2}, {}))
+    assert with_searches == f"{without}  searches 2"
+
+
 def test_what_came_too_fast_is_counted() -> None:
     assert line_of("lost", {"lost": 1_200}) == "1,200 more came too fast to be told"
 

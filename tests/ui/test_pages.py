@@ -154,6 +154,18 @@ async def test_a_conversation_is_drawn_with_its_marks_and_told_as_a_table() -> N
     )
     assert "33k of 128k Compacts at 102,000 tokens. The client sent 103,000." in page.text
     assert f"{ONE}/compactions/{PLACE}" in links(page)
+    assert "Searches" not in page.text
+
+
+async def test_searches_of_the_model_have_a_column_where_there_were_any() -> None:
+    told = sample()
+    listed = told[f"conversations/{NAME}/exchanges"]["exchanges"]
+    listed[-1] = {**listed[-1], "recalls": 2}
+    async with pages(FakeApi(told)) as client:
+        page = Read((await client.get(ONE)).text)
+    assert "Cached Answer Searches Overhead" in page.text
+    assert "30,000 300 2.1 ms 200 req-7" in page.text
+    assert "30,000 300 2 2.1 ms 200 req-8" in page.text
 
 
 @pytest.mark.parametrize(
