@@ -11,7 +11,8 @@ round, its checkpoint and events among them, is no part of this.
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from proxy.archive import KEPT_ARCHIVES, Piece, Pieces, round_of
@@ -223,10 +224,23 @@ class Holdings:
         if not gone:
             return
         root = gone[0].root
-        others = [held.place for held in await self.under(tenant, root) if held.size]
-        kept = await self._pieces(tenant, [place for place in others if place not in gone])
-        leaving = await self._pieces(tenant, gone) - kept
+        listed = await self.under(tenant, root)
+        others = [held.place for held in listed if held.size and held.place not in gone]
+        leaving = await self._pieces(tenant, gone) - await self._pieces(tenant, others)
+        read = await self._originals.read(tenant, [(root, piece) for piece in leaving])
         keys = [archive_at(tenant, place) for place in gone]
         keys += [piece_key(tenant, root, piece.name) for piece in leaving]
         if await self._records.write([Item(key, {}, _GONE_S) for key in keys]):
             await self._list(tenant, _gone(gone))
+            await self._put_back(tenant, root, {held.place for held in listed}, read)
+
+    async def _put_back(
+        self, tenant: str, root: bytes, known: AbstractSet[Place], read: Mapping[tuple[bytes, str], Fields]
+    ) -> None:
+        """Write those pieces again that an archive has which was committed while they were let go of."""
+        new = [held.place for held in await self.under(tenant, root) if held.place not in known]
+        names = {piece.name for piece in await self._pieces(tenant, new)}
+        back = [(name, fields) for (_, name), fields in read.items() if name in names]
+        if back:
+            items = [Item(piece_key(tenant, root, name), fields, self._ttl_s) for name, fields in back]
+            await self._records.write(items)

@@ -85,10 +85,10 @@ class Originals:
             for place, fields in zip(places, archives, strict=True)
             if fields
         ]
-        stretches = await self._read(
+        stretches = await self.read(
             tenant, [(place.root, piece) for place, _, pieces in held for piece in pieces.stretches]
         )
-        read = await self._read(
+        read = await self.read(
             tenant, [(place.root, piece) for place, _, pieces in held for piece in pieces.texts]
         )
         texts = {name: text for (_, name), fields in read.items() if (text := text_of(fields)) is not None}
@@ -98,19 +98,20 @@ class Originals:
             found += [Recalled(each, place.made) for some in written for each in messages_of(some, texts)]
         return found
 
-    async def _archives(self, tenant: str, places: Sequence[Place]) -> list[Fields | None]:
-        keys = [archive_at(tenant, place) for place in places]
-        found: list[Fields | None] = []
-        for start in range(0, len(keys), ARCHIVES_AT_ONCE):
-            found += await self._records.find(keys[start : start + ARCHIVES_AT_ONCE], hold=False)
-        return found
-
-    async def _read(
+    async def read(
         self, tenant: str, named: Iterable[tuple[bytes, Piece]]
     ) -> dict[tuple[bytes, str], Fields]:
+        """The content of pieces under their roots, by root and name, without what is not there."""
         found: dict[tuple[bytes, str], Fields] = {}
         for portion in _portions(named):
             keys = [piece_key(tenant, root, name) for root, name in portion]
             read = await self._records.find(keys, hold=False)
             found |= {each: fields for each, fields in zip(portion, read, strict=True) if fields}
+        return found
+
+    async def _archives(self, tenant: str, places: Sequence[Place]) -> list[Fields | None]:
+        keys = [archive_at(tenant, place) for place in places]
+        found: list[Fields | None] = []
+        for start in range(0, len(keys), ARCHIVES_AT_ONCE):
+            found += await self._records.find(keys[start : start + ARCHIVES_AT_ONCE], hold=False)
         return found

@@ -1,5 +1,7 @@
 """What is archived stays within bounds: the oldest goes first, and nothing that something newer needs."""
 
+from collections.abc import Awaitable, Callable, Sequence
+
 import pytest
 
 from proxy.adapters.full_text import SqliteFullText
@@ -11,7 +13,7 @@ from proxy.core.message import Message
 from proxy.history import History
 from proxy.holdings import TENANT_EVERY_S, Bounds, Holdings
 from proxy.originals import Place
-from proxy.ports import Store
+from proxy.ports import Entry, Record, Store
 from proxy.recall import Recall
 from proxy.storage.records import Records
 
@@ -135,3 +137,26 @@ async def test_a_line_that_names_no_root_is_passed_over(root: object) -> None:
     line = {**archive.line.fields, "root": root}
     assert await shelf.records.append(archived_key("t_1"), line, ttl_s=DAY_S, keep=10)
     assert await shelf.listed() == [(1, 1)]
+
+
+class Meanwhile(MemoryStore):
+    """A store before which somebody else is quicker, once: right before records are overwritten."""
+
+    somebody: Callable[[], Awaitable[object]] | None = None
+
+    async def write(self, items: Sequence[Record | Entry]) -> None:
+        somebody = self.somebody
+        if somebody is not None and isinstance(items[0], Record):
+            self.somebody = None
+            await somebody()
+        await super().write(items)
+
+
+async def test_a_piece_that_another_process_commits_again_while_it_is_let_go_of_stays() -> None:
+    store = Meanwhile()
+    shelf, other = Shelf(store, conversation=len(FILE) + 50), Shelf(store)
+    await shelf.put(1, FILE, "a" * 100)
+    store.somebody = lambda: other.put(3, FILE)
+    await shelf.put(2, "x" * 100)
+    assert store.somebody is None
+    assert await other.kept() == [("m_20", 100), ("m_30", len(FILE))]
