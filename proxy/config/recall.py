@@ -18,10 +18,10 @@ class RecallSection(BaseModel):
     tool: Literal["none", "inject", "always"] = "none"
     """Offers the model a search of what was removed, once something was (`inject`) or `always`."""
     max_hops: Hops = 4
-    """Calls of that tool, 1 to 16, that are run for one answer."""
+    """How often, 1 to 16, one answer may go on after searches; up to 8 of them are run each time."""
     auto: Literal["none", "inject"] = "none"
     """`inject` places what matches the latest user message right before it."""
     auto_tokens: RecalledTokens = 500
-    """Tokens that this may take, 50 to 2,000."""
+    """Tokens that what `auto` places may take, 50 to 2,000."""
     auto_score: Share = 0.25
-    """How well a passage must match, 0 to 1, to be placed there; the lower, the more is beside the point."""
+    """How well a passage must match for `auto`, 0 to 1; the lower, the more is beside the point."""

@@ -267,7 +267,7 @@ class ModelSection(BaseModel):
     alternation: Literal["none", "strict"] = "none"
     """`strict` where user and assistant messages must alternate."""
     tools: bool | None = None
-    """Whether it takes tools; null: known by its name, or the request brings some."""
+    """Whether it takes tools, for `recall.tool`; null: as its name says, or where a request has some."""
     prices: PricesSection | None = None
     """What its tokens cost (keys below); null: as the table of prices knows them."""
     compaction: CompactionSection | None = None
