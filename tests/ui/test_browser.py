@@ -249,6 +249,27 @@ async def test_hands_on_the_keyboard_find_the_content_search_pin_and_press_butto
         await page.locator(".pins").wait_for(state="detached")
 
 
+async def test_a_search_puts_the_best_first_reaches_other_conversations_if_asked_and_opens_what_it_found(
+    scene: Scene,
+) -> None:
+    async with scene.looking() as page:
+        await page.goto(f"/ui/conversations/{scene.id}/search")
+        await page.fill("#words", "src/part1.py")
+        await page.get_by_role("button", name="Search").click()
+        hits = page.locator("#hits li")
+        assert "src/part1.py" in await hits.first.locator(".text").inner_text()
+        assert await hits.locator("a.id").count() == 0  # no other conversation's
+        await page.select_option("#scope", "tenant")
+        await page.get_by_role("button", name="Search").click()
+        await page.locator("#hits a.id").first.wait_for()
+        assert await page.input_value("#scope") == "tenant"
+        assert await page.input_value("#words") == "src/part1.py"
+        other = hits.filter(has=page.locator("a.id")).first
+        assert "SRC/PART1.PY" in await other.locator(".text").inner_text()
+        await other.locator("a:has(.role)").click()
+        assert "SRC/PART1.PY" in await page.locator(".message .text").inner_text()
+
+
 async def test_bypass_resume_and_undo_are_done_and_said(scene: Scene) -> None:
     made = len((await scene.told(f"conversations/{scene.id}/compactions"))["compactions"])
     async with scene.looking(390) as page:
