@@ -82,11 +82,13 @@ class Calls:
         name: Of the tool of ours.
     """
 
-    __slots__ = ("_all", "_name", "others")
+    __slots__ = ("_all", "_any_mine", "_latest", "_name", "others")
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._all: list[Call] = []
+        self._latest: dict[int | None, Call] = {}  # by index
+        self._any_mine = False
         self.others = 0
 
     @property
@@ -113,6 +115,7 @@ class Calls:
         grow(call.fields, piece)
         if known is None:
             call.ours = self._is_ours(call)
+            self._any_mine = self._any_mine or bool(call.ours)
         if call.ours is not False:
             return ()
         if known is None:
@@ -124,11 +127,12 @@ class Calls:
         """The call that a piece belongs to; some providers give no index, or all calls the same one."""
         told = piece.get("index")
         index = told if type(told) is int else None
-        same = [call for call in self._all if call.index == index]
-        if same and not self._begins(piece, same[-1]):
-            return same[-1]
-        self._all.append(Call(index=index))
-        return self._all[-1]
+        held = self._latest.get(index)
+        if held is not None and not self._begins(piece, held):
+            return held
+        call = self._latest[index] = Call(index=index)
+        self._all.append(call)
+        return call
 
     @staticmethod
     def _begins(piece: JsonObject, last: Call) -> bool:
@@ -159,7 +163,7 @@ class Calls:
 
     def _numbered(self, call: Call, piece: JsonObject) -> JsonObject:
         """The piece with an index that leaves no gap, where one of ours would."""
-        moved = call.index is not None and any(each.ours for each in self._all)
+        moved = call.index is not None and self._any_mine
         return {**piece, "index": call.number} if moved else piece
 
 

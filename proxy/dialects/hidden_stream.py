@@ -13,11 +13,10 @@ from typing import Any, Final
 from proxy.dialects.event_stream import DONE, Events, data_of, with_data
 from proxy.dialects.hidden_calls import CUT_OFF, STOP, TOOL_CALLS, Call, Calls, JsonObject
 from proxy.dialects.json_slices import DECODER
+from proxy.dialects.kept import Kept
 from proxy.dialects.said import DETAILS, Said, added, break_between, renumber
 from proxy.dialects.tools import dumped
 
-# What the first answer has said is kept for the next request; of more than this, calls are left out.
-MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
 # Members of an event that say which answer it belongs to.
 ENVELOPE: Final = ("id", "created", "model", "system_fingerprint", "service_tier")
 # An event that is to be looked at: calls, an end, a count. What the stream itself ends with is told apart,
@@ -49,12 +48,16 @@ class HiddenStream:
     def _begin(self) -> None:
         self._events = Events()
         self._calls = Calls(self._name)
-        self._kept: list[bytes] = []
-        self._kept_bytes = 0
+        self._kept = Kept()
         self._used: JsonObject = {}
         self._ended = False  # the provider has said why
         self._going = False
         self.done = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of the present answer that `go_on` reads again."""
+        return self._kept.size
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -94,7 +97,7 @@ class HiddenStream:
 
     def _event(self, event: bytes) -> bytes:
         if self._first and not self._going and DONE not in event and not _TELLING.search(event):
-            self._keep(event)
+            self._kept.add(event)
             return event
         data = data_of(event)
         if not data:
@@ -107,11 +110,6 @@ class HiddenStream:
             return event
         return self._payload(event, payload)
 
-    def _keep(self, event: bytes) -> None:
-        self._kept_bytes += len(event)
-        if self._kept_bytes <= MAX_KEPT_BYTES:
-            self._kept.append(event)
-
     def _at_done(self, event: bytes) -> bytes:
         self.done = True
         self._going = self._going or (not self._ended and self._may_go_on(""))
@@ -119,9 +117,8 @@ class HiddenStream:
 
     def _may_go_on(self, reason: str) -> bool:
         """Whether an answer that ends for this reason is one that only wants calls of ours answered."""
-        kept = self._kept_bytes <= MAX_KEPT_BYTES
         mine = bool(self._calls.mine) and not self._calls.others
-        return self._hidden and kept and mine and reason not in CUT_OFF
+        return self._hidden and self._kept.whole and mine and reason not in CUT_OFF
 
     def _payload(self, event: bytes, payload: JsonObject) -> bytes:
         told = _usages(payload)
@@ -132,7 +129,7 @@ class HiddenStream:
             return b""
         if not payload:
             return event
-        self._keep(event)
+        self._kept.add(event)
         changed = bool(choice) and self._choose(choice)
         if self._going:
             told = _without_usage(told)

@@ -27,14 +27,21 @@ class Said:
     """What a model has said in one answer, beside its calls.
 
     Attributes:
-        text: Its text.
+        texts: Its text, in pieces.
         parts: Parts of its content, where that came as an array.
-        reasoning: What it thought, by the name of the field.
+        thinking: What it thought, where that came as text, in pieces by the name of the field.
+        reasoning: What it thought else, by the name of the field.
     """
 
-    text: str = ""
+    texts: list[str] = field(default_factory=list)
     parts: list[Any] = field(default_factory=list)
+    thinking: dict[str, list[str]] = field(default_factory=dict)
     reasoning: JsonObject = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """Its text."""
+        return "".join(self.texts)
 
     @property
     def thoughts(self) -> int:
@@ -45,7 +52,7 @@ class Said:
         """Take a delta or a message into it."""
         content = told.get("content")
         if isinstance(content, str):
-            self.text += content
+            self.texts.append(content)
         elif isinstance(content, list):
             self.parts += content
         for key in REASONING:
@@ -55,8 +62,8 @@ class Said:
 
     def _think(self, key: str, value: Any) -> None:
         held = self.reasoning.get(key)
-        if isinstance(held, str) and isinstance(value, str):
-            self.reasoning[key] = held + value
+        if isinstance(value, str):
+            self.thinking.setdefault(key, []).append(value)
         elif isinstance(held, list) and isinstance(value, list):
             for each in value:
                 _join(held, each)
@@ -67,12 +74,14 @@ class Said:
 
     def message(self, calls: Iterable[Call]) -> JsonObject:
         """The assistant message, with the calls that are to be answered."""
-        content: Any = self.text or None
+        text = self.text
+        content: Any = text or None
         if self.parts:
-            content = [*([{"type": "text", "text": self.text}] if self.text else ()), *self.parts]
+            content = [*([{"type": "text", "text": text}] if text else ()), *self.parts]
         return {
             "role": "assistant",
             "content": content,
+            **{key: "".join(pieces) for key, pieces in self.thinking.items()},
             **self.reasoning,
             TOOL_CALLS: [_given_back(call, number) for number, call in enumerate(calls)],
         }

@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import httpx
@@ -92,7 +93,8 @@ async def _relay_stream(course: Course, answer: Answer, send: Send, extra: Extra
         await _pass(stream, answer, client)
         while calls := stream.calls:
             await answer.aclose()
-            message = stream.go_on(hidden=course.may_go_on(1))
+            going_on = partial(stream.go_on, hidden=course.may_go_on(1))
+            message = await beside(stream.size, going_on)
             answer = await course.next(message, calls)
             if answer.response.status != httpx.codes.OK or not _is_stream(answer):
                 await client.tell(await _failure(answer))

@@ -165,7 +165,7 @@ class Course:
         # Where there are no tools at all, a server may refuse the calls that stand in the conversation.
         last = made.bare if made.has_tools else without_choice(made.raw)
         raw = made.raw if self.may_go_on() else last
-        return await self._ask(await beside(len(raw), lambda: gone_on(raw, said)))
+        return await self._ask(await asyncio.to_thread(gone_on, raw, said))
 
     async def _results(self, calls: Sequence[Call]) -> list[str]:
         until = asyncio.get_running_loop().time() + SEARCH_S

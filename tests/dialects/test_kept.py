@@ -1,0 +1,32 @@
+"""Events that are kept to be read again."""
+
+import sys
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.dialects import kept
+from proxy.dialects.kept import Kept
+
+
+@given(st.lists(st.binary(max_size=40_000).map(lambda each: each.replace(b"\0", b"")), max_size=8))
+def test_what_was_added_comes_back(events: list[bytes]) -> None:
+    held = Kept()
+    for each in events:
+        held.add(each)
+    assert (list(held), held.size, held.whole) == (events, sum(map(len, events)), True)
+
+
+def test_a_long_answer_takes_little_memory() -> None:
+    held, event = Kept(), b'data: {"choices":[{"delta":{"content":"%d"}}]}\n\n'
+    for number in range(20_000):
+        held.add(event % number)
+    packed = sum(map(sys.getsizeof, held._blocks))
+    assert packed + 2 * kept.BLOCK_BYTES < held.size / 3
+
+
+def test_of_an_answer_that_is_too_long_nothing_is_kept() -> None:
+    held = Kept()
+    for _ in range(2):
+        held.add(b"x" * kept.MAX_KEPT_BYTES)
+    assert (list(held), held.whole) == ([], False)
