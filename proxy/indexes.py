@@ -26,6 +26,8 @@ _MESSAGE_BYTES = 400
 MAX_AGE_S = 3_600.0
 # More would only take turns with the event loop more often: each has it wait for up to 5 ms at a time.
 THREADS = 2
+# Conversations, or tenants, whose archives are read at once: each may be 16 MB of text, unpacked in a thread.
+READ_AT_ONCE = 2
 # Between conversations, so that the last message of one is no neighbour of the first one of the next.
 _NOTHING = Passage("", "", "")
 
@@ -151,6 +153,7 @@ class Indexes:
         self._clock = clock
         self._held: OrderedDict[Name, Indexed] = OrderedDict()
         self._reading: dict[Name, asyncio.Task[Indexed]] = {}
+        self._places = asyncio.Semaphore(READ_AT_ONCE)
         self._threads = ThreadPoolExecutor(THREADS, "recall")
         records.forgetters.append(self._forget)
 
@@ -198,10 +201,11 @@ class Indexes:
 
     async def _load(self, name: Name) -> Indexed:
         tenant, places = name
-        read = await self._originals.of(tenant, places)
-        if asyncio.current_task() is not self._reading.get(name):  # forgotten meanwhile
-            read = []
-        found = await asyncio.to_thread(_in_order, read)
+        async with self._places:
+            read = await self._originals.of(tenant, places)
+            if asyncio.current_task() is not self._reading.get(name):  # forgotten meanwhile
+                read = []
+            found = await asyncio.to_thread(_in_order, read)
         made = Indexed(found, self._full_text, self._threads, self._clock())
         if len(made) and self._records.in_use and asyncio.current_task() is self._reading.get(name):
             self._drop(name)

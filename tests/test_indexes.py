@@ -8,7 +8,7 @@ from proxy.adapters.memory_store import MemoryStore
 from proxy.archive import Round
 from proxy.archiving import Original, archived
 from proxy.core.message import Message
-from proxy.indexes import Indexes
+from proxy.indexes import READ_AT_ONCE, Indexes
 from proxy.originals import Place
 from proxy.ports import Found, Passage
 from proxy.storage.records import Records
@@ -119,4 +119,27 @@ async def test_however_many_search_at_once_others_find_a_free_thread() -> None:
         assert await asyncio.to_thread(lambda: slow.built) == 0
     slow.go.set()
     assert [len(found) for found in await asyncio.gather(*searches)] == [1] * MANY
+    await indexes.close()
+
+
+class Crowded(MemoryStore):
+    """A store that knows how many have read it at once."""
+
+    readers = most = 0
+
+    async def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        self.readers += 1
+        self.most = max(self.most, self.readers)
+        await asyncio.sleep(0.001)
+        self.readers -= 1
+        return await super().read(keys)
+
+
+async def test_the_archives_of_two_at_once_are_read_and_no_more() -> None:
+    store = Crowded()
+    records = Records(store, ignored)
+    indexes = Indexes(records, Slow())
+    places = [await archive(records, number) for number in range(6)]
+    read = await asyncio.gather(*(indexes.of("t_1", [place]) for place in places))
+    assert ([len(each) for each in read], store.most) == ([1] * 6, READ_AT_ONCE)
     await indexes.close()
