@@ -138,20 +138,26 @@ class Calls:
     def _begins(piece: JsonObject, last: Call) -> bool:
         """Whether a piece is the first of another call: it says a name, and has an id of its own.
 
-        Where nobody has an id, another one begins where there is no index, or the last one is whole.
+        Some servers give all calls the same id, or none: another one begins behind one that is whole, or,
+        where there is no index either, with each name.
         """
-        if not function_of(piece).get("name") or not last.name:
+        made = function_of(piece)
+        if not made.get("name") or not last.name:
             return False
         call_id = _text(piece.get("id"))
-        if call_id:
-            return call_id != last.id
-        return last.index is None or is_object(last.arguments)
+        if call_id and call_id != last.id:
+            return True
+        if not call_id and last.index is None:
+            return True
+        again = _text(made.get("arguments")).lstrip().startswith("{")
+        return again and last.arguments.rstrip().endswith("}") and is_object(last.arguments)
 
     def _is_ours(self, call: Call) -> bool | None:
         name = call.name
         if name == self._name:
             return True
-        open_ended = self._name.startswith(name) and not call.arguments and "custom" not in call.fields
+        waiting = not name or (self._name.startswith(name) and not call.arguments)
+        open_ended = waiting and "custom" not in call.fields
         return None if open_ended else False
 
     def _first_shown(self, call: Call) -> JsonObject:

@@ -213,7 +213,7 @@ def test_beside_the_client_s_calls_ours_are_left_out_and_no_index_is_missing(
 
 def test_calls_are_told_apart_whatever_their_index() -> None:
     """Gemini gives every call of an answer the index 0, and some servers give none."""
-    for index, ids in ((0, ("a", "b")), (None, ("a", "b")), (0, ("", "")), (None, ("", ""))):
+    for index, ids in ((0, ("a", "b")), (None, ("a", "b")), (0, ("", "")), (None, ("", "")), (0, ("a", "a"))):
         mine, other = head(index, ids[0], TOOL, "{}"), head(index, ids[1], "open", "{}")
         got = through(HiddenStream(TOOL), calling(mine) + calling(other) + END)
         pieces = [piece for delta in deltas(got) for piece in delta.get("tool_calls", ())]
@@ -241,6 +241,24 @@ def test_a_name_in_pieces_is_waited_for() -> None:
     assert [piece for delta in deltas(got) for piece in delta.get("tool_calls", ())] == [
         head(0, "b", "memory_game", "{}")
     ]
+
+
+def test_a_name_that_comes_behind_arguments_is_waited_for() -> None:
+    for name in (TOOL, "open"):
+        stream = HiddenStream(TOOL)
+        pieces = [{"index": 0, "id": "a", "function": {"arguments": '{"query":'}}]
+        pieces.append({"index": 0, "function": {"name": name, "arguments": '"a"}'}})
+        got = through(stream, b"".join(map(calling, pieces)) + END)
+        shown = [] if name == TOOL else [(0, "a", '{"query":"a"}')]
+        assert (calls_of(got), len(stream.calls)) == (shown, 1 - len(shown))
+
+
+def test_a_name_that_is_said_again_with_each_piece_makes_no_new_call() -> None:
+    for call_id in ("a", ""):
+        stream = HiddenStream(TOOL)
+        pieces = [head(0, call_id, TOOL, part) for part in ('{"query":', '"{}"', "}", "")]
+        through(stream, b"".join(map(calling, pieces)) + END)
+        assert [call.arguments for call in stream.calls] == ['{"query":"{}"}']
 
 
 def test_a_call_that_never_says_its_name_is_the_client_s_to_judge() -> None:
