@@ -56,6 +56,20 @@ def offering(raw: bytes, name: str) -> Offering:
     return Offering(raw, places, bool(tools), listed and one and not (taken or otherwise or chosen))
 
 
+def is_begun(last: bytes) -> bool:
+    """Whether a request's last message is the beginning of the answer, which the model is to go on with.
+
+    No message may come behind it then: providers refuse that, or begin anew.
+
+    Args:
+        last: The message's bytes.
+    """
+    if b'"assistant"' not in last:
+        return False
+    place = members(last).get("role")
+    return place is not None and last[place.start : place.stop] == b'"assistant"'
+
+
 def _told(raw: bytes, places: Mapping[str, Slice], name: str) -> bytes:
     """The value of a member; empty where it is absent, null or an empty array."""
     place = places.get(name)
@@ -76,7 +90,10 @@ def with_tool(found: Offering, tool: bytes) -> bytes:
 
 
 def without_choice(raw: bytes) -> bytes:
-    """A body without tool choice of its own, forbidding every call."""
+    """A body without tool choice of its own, or with null for one, forbidding every call."""
+    place = members(raw).get("tool_choice")
+    if place is not None:
+        return b"".join((raw[: place.start], _CHOICE_NONE, raw[place.stop :]))
     return _with_member(raw, b'"tool_choice":' + _CHOICE_NONE)
 
 

@@ -19,7 +19,7 @@ from proxy.dialects.chat_reader import LITTLE_BYTES
 from proxy.dialects.hidden_calls import Call
 from proxy.dialects.overflow import detect
 from proxy.dialects.said import answered
-from proxy.dialects.tools import gone_on, offering, with_tool, without_choice
+from proxy.dialects.tools import gone_on, is_begun, offering, with_tool, without_choice
 from proxy.dialects.usage import UsageTap
 from proxy.errors import Unreadable
 from proxy.guard import contained
@@ -99,12 +99,14 @@ async def offer(memory: Memory, ask: Ask, fit: Fit) -> Offer | None:
     settings, report = ask.settings, fit.report
     if settings.recall.tool == "none" or report.conversation is None or report.status in _AS_IT_CAME:
         return None
+    last = (ask.body.late or ask.body.messages)[-1]
     try:
         found = await beside(len(fit.raw), lambda: offering(fit.raw, TOOL_NAME))
+        begun = is_begun(last)
     except Unreadable:
         return None
     wanted = offered(settings, compacted=fit.compacted, has_tools=found.has_tools, model=ask.model, n=1)
-    if not found.possible or not wanted:
+    if not found.possible or begun or not wanted:
         return None
     known = frozenset(map(message_id, fit.footing.prefixes)) if fit.footing else frozenset[str]()
     asker = Asker(ask.tenant, report.conversation, known)

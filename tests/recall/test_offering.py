@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects.tools import gone_on, offering, with_tool, without_choice
+from proxy.dialects.tools import gone_on, is_begun, offering, with_tool, without_choice
 from proxy.errors import Unreadable
 
 NAME = "memory_search"
@@ -94,3 +94,11 @@ def test_without_messages_nothing_goes_on() -> None:
 
 def test_every_call_can_be_forbidden() -> None:
     assert without_choice(b'{"tools":[]} ') == b'{"tools":[],"tool_choice":"none"} '
+    assert without_choice(b'{"tool_choice": null,"n":1}') == b'{"tool_choice": "none","n":1}'
+
+
+def test_an_answer_that_the_client_has_begun_is_known_by_its_role() -> None:
+    messages: list[Any] = [{"role": "assistant", "content": "x"}, {"role": "user", "content": '"assistant"'}]
+    messages += [{"role": "user", "name": "assistant"}, {"content": "assistant"}]
+    begun = [is_begun(json.dumps(message, indent=1).encode()) for message in messages]
+    assert begun == [True, False, False, False]

@@ -68,6 +68,7 @@ async def test_a_model_without_the_setting_is_offered_nothing(stack: Any, s: Any
         {"tools": [{"type": "function", "function": {"name": "memory_search", "parameters": {}}}]},
         {"tools": None, "tool_choice": "auto"},
         {"audio": {"voice": "x"}, "modalities": ["audio"]},
+        {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "So,"}]},
     ],
 )
 async def test_where_it_has_no_place_the_request_goes_on_as_it_came(
