@@ -18,8 +18,6 @@ from proxy.storage.records import Records
 __all__ = ["Hit", "Recall", "Recalled"]
 
 MAX_HITS = 100
-# Of a longer query its beginning is looked for, in characters.
-MAX_QUERY_CHARACTERS = 4_000
 SNIPPET_CHARACTERS = 300
 # How much of a snippet stands before what was found, in characters.
 _LEAD_CHARACTERS = 100
@@ -126,8 +124,8 @@ class Recall:
         Args:
             tenant: Whose it is.
             conversation: Its id; None for all that the tenant has, of which the newest 16 MB are searched.
-            query: Any text: words, any of which will do, `beginnings*` and "quoted phrases". Its first 4,000
-                characters are looked for.
+            query: Any text: words, any of which will do, `beginnings*` and "quoted phrases". Of a
+                long one both ends are looked for (`core.words.asked`).
             limit: Most hits, up to 100.
             known: Ids of messages that may be found wherever they were archived, such as those of a request.
         """
@@ -139,7 +137,7 @@ class Recall:
         allowed = _allowed(conversation, known)
         # Of what may not be told there may be any number before what may.
         sought = len(indexed) if conversation and any(map(_foreign(conversation), places)) else most
-        found = await indexed.search(query[:MAX_QUERY_CHARACTERS], sought) if len(indexed) else []
+        found = await indexed.search(query, sought) if len(indexed) else []
         self._indexes.settle()
         return [_hit(each, hit) for each, hit in found if allowed(each)][:most]
 

@@ -86,6 +86,12 @@ async def test_a_hit_says_where_it_stood_and_what_took_it_out() -> None:
     assert hit.score > 0
 
 
+async def test_a_question_behind_a_long_text_is_looked_for() -> None:
+    store = MemoryStore()
+    await taken(store, 1, "The secret word is swordfish.")
+    assert await ids(store, "0 " * 5_000 + "What is the secret word?") == ["m_10"]
+
+
 @pytest.mark.parametrize(
     ("query", "found"),
     [
