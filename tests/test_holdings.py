@@ -8,6 +8,7 @@ from proxy.adapters.full_text import SqliteFullText
 from proxy.adapters.memory_store import MemoryStore
 from proxy.archive import Round
 from proxy.archiving import Archive, Original, archived
+from proxy.core import envelope
 from proxy.core.keys import archived_key
 from proxy.core.message import Message
 from proxy.history import History
@@ -140,13 +141,13 @@ async def test_a_line_that_names_no_root_is_passed_over(root: object) -> None:
 
 
 class Meanwhile(MemoryStore):
-    """A store before which somebody else is quicker, once: right before records are overwritten."""
+    """A store before which somebody else is quicker, once: right before records are emptied."""
 
     somebody: Callable[[], Awaitable[object]] | None = None
 
     async def write(self, items: Sequence[Record | Entry]) -> None:
         somebody = self.somebody
-        if somebody is not None and isinstance(items[0], Record):
+        if somebody is not None and envelope.unpack(items[0].value) == {}:
             self.somebody = None
             await somebody()
         await super().write(items)
