@@ -231,7 +231,7 @@ class Making:
 
 def _originals(job: Job) -> list[Original]:
     """What the round takes out or shortens, to be archived."""
-    turns = list(accumulate(each.role == "user" for each in job.messages))
+    turns = list(accumulate(int(each.role == "user") for each in job.messages))
     return [Original(k, message_id(job.prefixes[k]), turns[k], job.messages[k]) for k in job.taken]
 
 

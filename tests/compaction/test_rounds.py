@@ -1,9 +1,13 @@
-"""Rounds that are under way when the process ends."""
+"""Rounds that are under way when the process ends, and what rounds archive."""
 
 import asyncio
+import json
 
+from proxy.adapters.full_text import SqliteFullText
 from proxy.core.event import FAILED
 from proxy.errors import SummaryFailed
+from proxy.holdings import Bounds, Holdings
+from proxy.recall import Recall
 from tests.compaction.bench import Summaries, bench, talk
 
 TURNS = 93
@@ -29,3 +33,13 @@ async def test_what_a_round_that_fails_on_closing_has_to_tell_is_told() -> None:
         assert not made.rounds._telling
         assert FAILED in {event.kind for event in await made.events()}
         await asked
+
+
+async def test_what_is_archived_says_its_turn_as_a_number_from_the_first_message_on() -> None:
+    async with bench(strategy="full") as made:
+        await made.fit(talk(3, 800), trigger_tokens=3_000)
+        holdings = Holdings(made.records, 60.0, Bounds())
+        recall = Recall(made.records, made.history, holdings, SqliteFullText())
+        taken = [each.message for each in await recall.everything("t", "c_1")]
+        await recall.close()
+    assert json.dumps([each.turn for each in taken]) == "[1, 1, 2, 2, 3, 3, 4]"
