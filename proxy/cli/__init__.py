@@ -10,7 +10,7 @@ from proxy.cli.doctor import doctor
 from proxy.cli.ending import group, loaded
 from proxy.cli.mcp import mcp
 from proxy.cli.models import models
-from proxy.cli.options import ConfigOption
+from proxy.cli.options import ConfigOption, UpstreamOption
 from proxy.cli.replay import replay
 from proxy.cli.run import run
 from proxy.cli.savings import savings
@@ -27,7 +27,7 @@ def serve(
     config: ConfigOption = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
-    upstream: Annotated[str | None, typer.Option(help="Base URL of the provider.")] = None,
+    upstream: UpstreamOption = None,
     workers: Annotated[int | None, typer.Option(help="Processes that share the port.")] = None,
 ) -> None:
     """Run the proxy until it is told to end."""

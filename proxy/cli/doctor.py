@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from proxy.cli.ending import BAD_CONFIG, FAILED
-from proxy.cli.options import ConfigOption, JsonOption
+from proxy.cli.options import ConfigOption, JsonOption, UpstreamOption
 from proxy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def doctor(
         bool,
         typer.Option("--probe", help="Ask the summary model for one word; its provider may charge for it."),
     ] = False,
+    upstream: UpstreamOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -30,10 +31,12 @@ def doctor(
 
     from proxy.cli.diagnosis.finding import ERROR, lines
     from proxy.cli.terminal import say, say_json
+    from proxy.config.environment import Setting
     from proxy.config.sources import load
 
+    given = [] if upstream is None else [Setting("--upstream", ("upstream", "base_url"), upstream)]
     try:
-        found = load(config, os.environ)
+        found = load(config, os.environ, given)
     except ConfigError as error:
         everything, code = _misconfigured(error), BAD_CONFIG
     else:

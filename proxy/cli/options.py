@@ -10,6 +10,7 @@ ConfigOption = Annotated[
     typer.Option("--config", metavar="FILE", help="Default: $COMPACTION_PROXY_CONFIG, else ./config.yaml."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of a table, for programs.")]
+UpstreamOption = Annotated[str | None, typer.Option("--upstream", help="Base URL of the provider.")]
 UrlOption = Annotated[
     str | None, typer.Option("--url", metavar="URL", help="Base URL of the proxy; default: as configured.")
 ]

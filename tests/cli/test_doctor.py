@@ -61,8 +61,15 @@ def test_what_is_broken_is_an_error_with_its_fix(upstream: Scripted, run: Run, t
     assert sorted(errors) == ["store", "upstream"]
     assert all(each["fix"] for each in errors.values())
     assert "hunter2" not in done.output
+    assert errors["store"]["fix"].startswith("move the file away, ")
     plain = run("doctor", **environ).stdout
     assert "; fix: set a valid key" in plain
+
+
+def test_the_upstream_that_serve_was_told_is_the_one_that_is_asked(upstream: Scripted, run: Run) -> None:
+    elsewhere = {**QUIET, "COMPACTION_PROXY__UPSTREAM__BASE_URL": "http://127.0.0.1:9/v1"}
+    told = found(run("doctor", "--json", "--upstream", f"{upstream.url}/v1", **elsewhere))["upstream"]
+    assert [(each["level"], each["what"].split(": ")[0]) for each in told] == [("ok", f"{upstream.url}/v1")]
 
 
 def test_a_configuration_that_cannot_be_read_is_all_there_is_to_say(run: Run, tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ SLOW_S = 0.1  # a request waits a quarter of a second at most, then goes on with
 LITTLE_ROOM_BYTES = 2 * 1024**3
 NO_ROOM_BYTES = 64 * 1024**2
 PROBE_TTL_S = 10.0
+# By the reason for which a store cannot be used, where there is more to do than to start it.
+_MENDS = {"store-corrupt": "move the file away, or restore it; another is made, and conversations go on"}
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -92,7 +94,7 @@ async def _tried(store: Store, shown: str) -> Finding:
         why = error.reason if isinstance(error, StoreUnavailable) else type(error).__name__
         cause = error.__cause__
         what = f"{shown}: {why}{f' ({cause})' if cause else ''}"
-        return Finding(ERROR, "store", what, "correct store.url, or start the store")
+        return Finding(ERROR, "store", what, _MENDS.get(why, "correct store.url, or start the store"))
     took_s = time.monotonic() - begun
     if not same:
         return Finding(
