@@ -71,10 +71,16 @@ def keys(section: type[BaseModel] = Config, above: Place = ()) -> Iterator[Key]:
 
 
 def suggestion(place: Place) -> str:
-    """`, did you mean 'x'?` for a place that does not exist, or nothing."""
-    section = section_of(kind_at(place[:-1]))
-    names = section.model_fields if section else ()
-    close = get_close_matches(str(place[-1]), names, n=1)
+    """`, did you mean 'x'?` for a place that does not exist, or nothing.
+
+    It is about the outermost step that is wrong. What begins like a key is more likely that key with its unit
+    (`trigger_tokens`) than another that looks alike.
+    """
+    wrong = next((k for k in range(len(place)) if kind_at(place[: k + 1]) is None), len(place) - 1)
+    section, word = section_of(kind_at(place[:wrong])), str(place[wrong])
+    names = tuple(section.model_fields) if section else ()
+    begun = [name for name in names if word.startswith(f"{name}_")]
+    close = begun or get_close_matches(word, names, n=1)
     return f", did you mean {close[0]!r}?" if close else ""
 
 

@@ -56,6 +56,19 @@ def test_an_unknown_key_is_named_with_its_place_and_the_likely_one(tmp_path: Pat
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("COMPACTON__STRATEGY", "compacton.strategy: unknown key, did you mean 'compaction'?"),
+        ("COMPACTION__TRIGGER_TOKENS", "compaction.trigger_tokens: unknown key, did you mean 'trigger'?"),
+    ],
+)
+def test_what_is_likely_is_the_outermost_name_and_the_key_without_its_unit(
+    name: str, line: str, tmp_path: Path
+) -> None:
+    assert problems("", tmp_path, {**HOME, P + name: "1"}) == [f"{P}{name}: {line}"]
+
+
 def test_all_problems_come_at_once_one_line_each(tmp_path: Path) -> None:
     text = "servr: {}\nstore: {ttl: 3 days}\nupstream: {base_url: 'ftp://x'}\n"
     environ = {**HOME, P + "SERVER__PORT": "70000", P + "SERVER__PRT": "1", P + "MODELS": "{"}
