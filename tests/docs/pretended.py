@@ -74,11 +74,11 @@ def helm(words: list[str]) -> Iterator[str]:
 
 
 def uv(words: list[str]) -> Iterator[str]:
-    """`uv run python FILE`, `uv run compaction-proxy …`, `uv sync --extra NAME`."""
+    """`uv run python FILE`, `uv run --no-dev compaction-proxy …`, `uv sync --extra NAME`."""
     match words:
         case ["sync", "--extra", extra]:
             yield from pip(["install", f"compaction-proxy[{extra}]"])
-        case ["run", "compaction-proxy", *rest]:
+        case ["run", "--no-dev", "compaction-proxy", *rest]:
             done = subprocess.run(["compaction-proxy", *rest], check=False)
             if done.returncode:
                 yield f"ended with {done.returncode}"
