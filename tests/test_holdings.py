@@ -147,7 +147,7 @@ class Meanwhile(MemoryStore):
 
     async def write(self, items: Sequence[Record | Entry]) -> None:
         somebody = self.somebody
-        if somebody is not None and envelope.unpack(items[0].value) == {}:
+        if somebody is not None and not any(envelope.unpack(each.value) for each in items):
             self.somebody = None
             await somebody()
         await super().write(items)
