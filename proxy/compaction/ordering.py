@@ -131,8 +131,8 @@ def _searchable(ask: Ask) -> bool:
         found = offering(ask.body.raw, TOOL_NAME)
     except Unreadable:
         return False
-    has_tools, model = found.has_tools, ask.model
-    return found.possible and offered(ask.settings, compacted=True, has_tools=has_tools, model=model, n=1)
+    has_tools = found.has_tools
+    return found.possible and offered(ask.settings, compacted=True, has_tools=has_tools, model=ask.model)
 
 
 def _earlier(view: View, job: Job) -> tuple[str, ...]:

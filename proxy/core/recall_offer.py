@@ -89,18 +89,17 @@ def takes_tools(model: str) -> bool:
     return by_prefix(plain_name(model), _TAKING_TOOLS) or False
 
 
-def offered(settings: Settings, *, compacted: bool, has_tools: bool, model: str, n: int) -> bool:
-    """Whether a request is offered the search tool.
+def offered(settings: Settings, *, compacted: bool, has_tools: bool, model: str) -> bool:
+    """Whether a request is offered the search tool, if it can be (`dialects.tools.offering`).
 
     Args:
         settings: What holds for its model.
         compacted: Whether something of the conversation has been removed.
         has_tools: Whether the request brings tools of its own.
         model: The model that will answer.
-        n: Answers asked for. Of several each could call the tool, and none could go on without the others.
     """
     tool = settings.recall.tool
-    if tool == "none" or n != 1 or not (compacted or tool == "always"):
+    if tool == "none" or not (compacted or tool == "always"):
         return False
     if settings.tools is not None:
         return settings.tools

@@ -105,7 +105,7 @@ async def offer(memory: Memory, ask: Ask, fit: Fit) -> Offer | None:
         begun = is_begun(last)
     except Unreadable:
         return None
-    wanted = offered(settings, compacted=fit.compacted, has_tools=found.has_tools, model=ask.model, n=1)
+    wanted = offered(settings, compacted=fit.compacted, has_tools=found.has_tools, model=ask.model)
     if not found.possible or begun or not wanted:
         return None
     known = frozenset(map(message_id, fit.footing.prefixes)) if fit.footing else frozenset[str]()
