@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 
 from proxy import serving
+from proxy.adapters.full_text import MISSING, is_there
 from proxy.adapters.outgoing_proxy import environment_proxies
 from proxy.adapters.tiktoken_counter import TiktokenCounter
 from proxy.adapters.toktok_counter import golden
@@ -23,7 +24,7 @@ WEAK_KEY_CHARACTERS = 16
 WEAK_KEY_KINDS = 6  # different characters
 STRONG_KEY = "openssl rand -hex 32"
 # What each extra is for, and a module of it.
-_EXTRAS = {"crypto": "cryptography", "fast": "toktok", "otel": "opentelemetry.sdk"}
+_EXTRAS = {"crypto": "cryptography", "fast": "toktok", "mcp": "mcp", "otel": "opentelemetry.sdk"}
 
 
 def findings(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -34,6 +35,7 @@ def findings(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     yield from proxies(config, environ)
     yield from extras(config)
     yield tokenizer()
+    yield search()
 
 
 def address(server: ServerSection) -> Finding:
@@ -132,6 +134,13 @@ def tokenizer() -> Finding:
         what = told[0] if told else f"{wrong} of {len(texts)} texts are counted otherwise than they should be"
         return Finding(ERROR, "tokenizer", what, "install the package again")
     return Finding(OK, "tokenizer", f"{len(texts)} texts are counted as they should be")
+
+
+def search() -> Finding:
+    """Whether what was removed can be searched."""
+    if is_there():
+        return Finding(OK, "search", "SQLite's FTS5 is there")
+    return Finding(WARNING, "search", MISSING.rstrip("."), "take a Python whose SQLite has it, such as uv's")
 
 
 def process() -> Finding:
