@@ -10,7 +10,8 @@ ProxyError
 └── CompactionError           our own trouble: never reaches a client, the request goes on (fail-open)
     ├── Unreadable            the body is nothing we can rewrite
     ├── SummaryFailed         the summary model gave nothing usable
-    └── StoreUnavailable      the store cannot be read or written
+    ├── StoreUnavailable      the store cannot be read or written
+    └── SearchUnavailable     SQLite cannot search text; where people asked, answered with 501
 """
 
 import json
@@ -99,6 +100,10 @@ class SummaryFailed(CompactionError):  # noqa: N818
 
 class StoreUnavailable(CompactionError):  # noqa: N818
     """The store cannot be used right now."""
+
+
+class SearchUnavailable(CompactionError):  # noqa: N818
+    """This installation cannot search what was removed; the message says why."""
 
 
 def openai_error(error: RequestRefused | Overloaded | UpstreamError | Crashed | RehearsalFailed) -> bytes:

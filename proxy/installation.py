@@ -8,11 +8,12 @@ from importlib import import_module
 import structlog
 
 from proxy import __version__
+from proxy.adapters.full_text import MISSING, SqliteFullText, is_there
 from proxy.adapters.store_url import NO_SECRET, installation_secret, is_shared, open_store, shared_secret
 from proxy.config.model import Config
 from proxy.errors import ConfigError, StoreUnavailable
-from proxy.logs import STORE_FAILED, TRACING_NOT_INSTALLED
-from proxy.ports import Store
+from proxy.logs import SEARCH_UNAVAILABLE, STORE_FAILED, TRACING_NOT_INSTALLED
+from proxy.ports import FullText, Store
 from proxy.storage.deadline import within
 from proxy.tracing import Tracer
 
@@ -45,6 +46,13 @@ def opened_store(config: Config, store_url: str) -> Store:
         raise ConfigError("store.encryption_keys: needs `pip install compaction-proxy[crypto]`") from None
     store: Store = sealing.SealedStore(open_store(store_url), [sealing.parsed_key(key) for key in keys])
     return store
+
+
+def opened_full_text() -> FullText:
+    """What ranks what was removed. A SQLite that lacks what that takes is told of, and all else works."""
+    if not is_there():
+        _log.warning(SEARCH_UNAVAILABLE, reason=MISSING)
+    return SqliteFullText()
 
 
 def opened_tracer(config: Config) -> Tracer | None:

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from proxy.core.json_bounds import is_crowded
 from proxy.core.recalled import ABSENT, NOTHING, Count, Remembered, hits_text, message_text
+from proxy.errors import SearchUnavailable
 from proxy.recall import Hit, Recall, Recalled
 
 Scope = Literal["conversation", "tenant"]
@@ -24,6 +25,8 @@ WANTED: Final = (
     'Call it with {"query": "words to look for"}, or with {"id": "m_…", "lines": "1-40"} to read a message.'
 )
 AWAY: Final = "What was removed cannot be searched right now: the store does not answer. Go on without it."
+
+UNSEARCHABLE: Final = "What was removed cannot be searched by this installation. Go on without it."
 
 
 class Asker(NamedTuple):
@@ -79,7 +82,10 @@ class Memory:
         if scope == "tenant" or where is not None:
             most = min(max(limit, 1), MOST_HITS)
             text = query[:MAX_QUERY_CHARACTERS]
-            hits = await self._recall.search(asker.tenant, where, text, most, known=asker.known)
+            try:
+                hits = await self._recall.search(asker.tenant, where, text, most, known=asker.known)
+            except SearchUnavailable:
+                return UNSEARCHABLE
         self._searched(asker.source, "found" if hits else "nothing")
         if not hits and not self._reachable():
             return AWAY

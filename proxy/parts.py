@@ -13,7 +13,6 @@ from proxy import __version__
 from proxy.accounts import Accounts
 from proxy.adapters.character_counter import CharacterCounter
 from proxy.adapters.engine_transport import EngineTransport
-from proxy.adapters.full_text import SqliteFullText
 from proxy.adapters.memory_store import MemoryStore
 from proxy.adapters.outgoing_proxy import environment_proxies
 from proxy.adapters.price_process import PriceProcess
@@ -47,7 +46,7 @@ from proxy.feed import Feed
 from proxy.guard import contained
 from proxy.history import History
 from proxy.holdings import Bounds, Holdings
-from proxy.installation import Secret, opened_store, opened_tracer, store_failed
+from proxy.installation import Secret, opened_full_text, opened_store, opened_tracer, store_failed
 from proxy.journal import Journal
 from proxy.learning import Learning
 from proxy.logs import JOURNAL_NOT_WRITTEN, TOKENIZER_FAILED, TOKENIZER_READY
@@ -164,7 +163,7 @@ class Parts:
 
     def _remember(self) -> None:
         """What finds what was removed, answers models and agents who ask for it, and tells models unasked."""
-        self.recall = Recall(self.records, self.history, self.holdings, SqliteFullText())
+        self.recall = Recall(self.records, self.history, self.holdings, opened_full_text())
         count, searched = partial(self.counter.count, model=""), self.metrics.searched
         self.memory = Memory(self.recall, count, reachable=lambda: self.records.reachable, searched=searched)
         self.reminder = Reminder(self.recall.search, self.reading, self.records, count, searched=searched)

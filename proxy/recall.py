@@ -38,7 +38,7 @@ class Hit:
         round: The number of the round that took it out.
         strategy: The strategy of that round.
         at: When that was, in seconds since the epoch.
-        score: How well it answers the query, above 0; comparable within one query only.
+        score: How much of what was asked for stands there, above 0 and at most 1 (`ports.Found`).
         snippet: At most 300 characters around the best match.
         conversation: The conversation that the round was made in, `c_…`.
         turn: The turn it belongs to, from 1; 0 before the first; None where it is not known.
@@ -128,6 +128,9 @@ class Recall:
                 long one both ends are looked for (`core.words.asked`).
             limit: Most hits, up to 100.
             known: Ids of messages that may be found wherever they were archived, such as those of a request.
+
+        Raises:
+            SearchUnavailable: This installation cannot search.
         """
         most = max(0, min(limit, MAX_HITS))
         if not query.strip() or not most:

@@ -25,6 +25,7 @@ from proxy.core.repair import alternate
 from proxy.core.words import STOP_WORDS, asked
 from proxy.dialects.chat import write
 from proxy.dialects.chat_message import compose, message
+from proxy.errors import SearchUnavailable
 from proxy.guard import contained
 from proxy.logs import RECALL_FAILED
 from proxy.lru import Lru
@@ -199,7 +200,8 @@ class Reminder:
 
     def _done(self, task: asyncio.Task[list[Hit]]) -> None:
         self._searching.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, SearchUnavailable):  # that was said at the start
             _failed(error)
 
     def _forget(self, _prefix: str) -> None:

@@ -10,11 +10,13 @@ import sys
 import weakref
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from threading import Lock
 
 from proxy.core.ranking import Ranking, Scores, densest
 from proxy.core.stems import irregular
 from proxy.core.words import Query, asked, terms
+from proxy.errors import SearchUnavailable
 from proxy.ports import Found, Passage
 
 # Most of a row; the next begins behind white space, behind any separator, or else within a word.
@@ -39,6 +41,17 @@ _BEGINNING = "SELECT term FROM known WHERE term >= ? AND term < ? LIMIT ?"
 _FOLLOWING = "SELECT rowid FROM rows WHERE rows MATCH ?"
 # Behind every term that begins alike.
 _LAST = "\U0010ffff"
+MISSING = "The SQLite of this Python has no FTS5: what was removed cannot be searched."
+
+
+def is_there() -> bool:
+    """Whether this Python's SQLite has what it takes."""
+    with closing(sqlite3.connect(":memory:")) as lists:
+        try:
+            lists.executescript(_LISTS)
+        except sqlite3.OperationalError:
+            return False
+    return True
 
 
 class SqliteFullText:
@@ -52,7 +65,13 @@ class SqliteFullText:
         self._ranking = ranking or Ranking()
 
     def build(self, passages: Sequence[Passage]) -> "SqliteTextIndex":
-        """An index of these, whatever they hold. May run in any thread."""
+        """An index of these, whatever they hold. May run in any thread.
+
+        Raises:
+            SearchUnavailable: SQLite was made without FTS5.
+        """
+        if not is_there():
+            raise SearchUnavailable("no-full-text", MISSING)
         return SqliteTextIndex([passage.text for passage in passages], self._ranking)
 
 

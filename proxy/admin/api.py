@@ -13,7 +13,14 @@ from fastapi.security import HTTPBearer
 from proxy.admin.access import Access, Guard
 from proxy.admin.bodies import Bounded
 from proxy.config.model import Config
-from proxy.errors import Crashed, RehearsalFailed, RequestRefused, StoreUnavailable, openai_error
+from proxy.errors import (
+    Crashed,
+    RehearsalFailed,
+    RequestRefused,
+    SearchUnavailable,
+    StoreUnavailable,
+    openai_error,
+)
 from proxy.steering import Steering
 from proxy.watching import Watching
 
@@ -116,6 +123,10 @@ async def _away(_: Request, __: Exception) -> Response:
     return Response(body, 503, media_type="application/json")
 
 
+async def _unsearchable(request: Request, error: Exception) -> Response:
+    return await _refused(request, RequestRefused(501, str(error), "search_unavailable"))
+
+
 def install(app: FastAPI, given: Api, base_path: str, routers: Iterable[APIRouter]) -> None:
     """Put the admin API into an application, under `base_path`, behind its guard."""
     app.state.api = given
@@ -127,5 +138,6 @@ def install(app: FastAPI, given: Api, base_path: str, routers: Iterable[APIRoute
     app.add_exception_handler(RehearsalFailed, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(StoreUnavailable, _away)
+    app.add_exception_handler(SearchUnavailable, _unsearchable)
     app.add_middleware(Bounded)
     app.add_middleware(Guard, access=given.access, path=f"{base_path}/admin")

@@ -62,5 +62,8 @@ class FullText(Protocol):
         """An index of these, whatever they hold; neighbours in the sequence are neighbours in conversation.
 
         Takes seconds for many megabytes: call it in a thread.
+
+        Raises:
+            SearchUnavailable: This installation cannot search.
         """
         ...

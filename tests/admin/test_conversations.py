@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from proxy.accounts import Accounts
+from proxy.adapters import full_text
 from proxy.adapters.memory_store import MemoryStore
 from proxy.admin.access import Access
 from proxy.admin.api import Api
@@ -241,6 +242,16 @@ async def test_there_is_room_for_so_many_pins() -> None:
             await here.wishing.pin(TENANT, NAME, str(number))
         answer = await client.post(f"{PATH}/pins", json={"text": "one more"})
         assert error_of(answer) == (409, "too_many_pins")
+
+
+async def test_where_sqlite_cannot_search_that_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(full_text, "is_there", lambda: False)
+    async with two_rounds() as (_, client):
+        assert error_of(await client.get(f"{PATH}/search", params={"q": "port"})) == (
+            501,
+            "search_unavailable",
+        )
+        assert (await client.get(f"{PATH}/messages/m_21")).status_code == 200
 
 
 async def test_what_was_taken_out_is_found_and_given_whole() -> None:
