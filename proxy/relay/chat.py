@@ -38,7 +38,7 @@ from proxy.relay.inbound import read_body, while_connected
 from proxy.relay.one_answer import relay_one
 from proxy.relay.passage import Passage, request_id
 from proxy.relay.paths import deployment
-from proxy.relay.recalling import Course, Offer, asked_with, offer
+from proxy.relay.recalling import Course, Offer, asked_with, minds, offer
 from proxy.relay.summary_routes import summary_routes
 from proxy.tracing import Tracer
 
@@ -223,7 +223,7 @@ class Chat:
         return Mode.SHADOW if configured is Mode.SHADOW and asked is Mode.FORCE else asked
 
     async def _answer(self, passage: Passage) -> Answer:
-        """The upstream's answer; where it refuses the request as too long, that of a shorter one."""
+        """The upstream's answer; that of another request where it refuses one for its length or our tool."""
         answer = await self._open(passage, passage.fit.raw if passage.fit else passage.raw)
         if passage.ask is None and answer.response.status == httpx.codes.OK:
             return answer  # of what was not read nothing is too long
@@ -231,6 +231,7 @@ class Chat:
         try:
             if await _may_be_refusal(answer):
                 shorter = await self._recovered(passage, answer, passage.whole())
+                shorter = shorter or await self._bare(passage, answer)
             given = shorter is None  # a refusal, too, is what the client gets then
         finally:
             if not given:
@@ -248,6 +249,16 @@ class Chat:
             return await open_answer(self._upstream, request)
         finally:
             passage.waited(time.perf_counter() - started)
+
+    async def _bare(self, passage: Passage, refused: Answer) -> Answer | None:
+        """The answer to a request without the tool that it was offered with, if that is what was refused."""
+        if passage.offer is None or not await minds(refused):
+            return None
+        passage.offer = None
+        try:
+            return await self._open(passage, passage.whole().raw)
+        except (Overloaded, UpstreamError):
+            return None
 
     async def _recovered(
         self, passage: Passage, refused: Answer, fit: Fit, refusals: int = 1

@@ -5,6 +5,7 @@ client sees one answer of it: `relay.one_answer`.
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -42,6 +43,10 @@ NO_ROOM: Final = "What was found has no room in the context window. Go on withou
 # A field that would have an answer packed, and one that would have it taken for that of the request before.
 _PACKING: Final = b"accept-encoding"
 _NAMING: Final = b"idempotency-key"
+
+# Errors that no tool brings about, and what those speak of that one does.
+_ABOUT_THE_CLIENT: Final = frozenset({401, 402, 403, 429})
+_TOOLS: Final = re.compile(rb"tool|function", re.IGNORECASE)
 
 # Requests that are to go on as they came.
 _AS_IT_CAME: Final = frozenset({Status.BYPASSED, Status.SHADOW})
@@ -112,6 +117,18 @@ async def offer(memory: Memory, ask: Ask, fit: Fit) -> Offer | None:
     asker = Asker(ask.tenant, report.conversation, known)
     raw, hops = with_tool(found, TOOL_JSON), settings.recall.max_hops
     return Offer(raw, fit.raw, found.has_tools, hops, memory, asker)
+
+
+async def minds(answer: Answer) -> bool:
+    """Whether an error speaks of tools, and so perhaps of ours: of a model, or a list, that takes no more."""
+    status = answer.response.status
+    if status < httpx.codes.BAD_REQUEST or status in _ABOUT_THE_CLIENT:
+        return False
+    seen = await answer.peek(PEEK_BYTES)
+    minded = _TOOLS.search(seen) is not None and detect(status, seen) is None
+    if minded:
+        _log.warning(RECALL_FAILED, error="tool-refused", status=status)
+    return minded
 
 
 class Course:

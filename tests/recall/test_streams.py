@@ -90,6 +90,27 @@ async def test_a_request_that_is_to_go_on_as_it_came_does(stack: Any, s: Any) ->
             assert stack.asked[-1].body == given
 
 
+@pytest.mark.parametrize(
+    ("status", "message", "asked"),
+    [
+        (400, "Invalid 'tools': array too long. Expected 128 at most.", 2),
+        (404, "No endpoints found that support tool use.", 2),
+        (500, "Function calling is not enabled for this model", 2),
+        (400, "Invalid 'temperature'.", 1),
+        (429, "Too many requests; see the functions of your tier.", 1),
+    ],
+)
+async def test_where_the_tool_is_refused_the_request_goes_on_as_it_came(
+    stack: Any, s: Any, status: int, message: str, asked: int
+) -> None:
+    refusal = json.dumps({"error": {"message": message}}).encode()
+    stack.script(s.Raw([refusal], status, [s.JSON]), s.said("Fine."))
+    got = await stack.post(**STREAM)
+    body = {"model": "always", "messages": s.hello, "tools": s.tools, **STREAM}
+    assert [each.tools for each in stack.asked] == [["open", "memory_search"], ["open"]][:asked]
+    assert (stack.asked[-1].body == body, got.status_code) == (asked == 2, 200 if asked == 2 else status)
+
+
 async def test_it_searches_as_often_as_it_may_and_then_has_to_answer(stack: Any, s: Any) -> None:
     stack.script(s.said("a", s.recall()))
     got = await stack.post(**STREAM)
