@@ -202,12 +202,14 @@ class Indexes:
     async def _load(self, name: Name) -> Indexed:
         tenant, places = name
         async with self._places:
+            unanswered = self._records.unanswered
             read = await self._originals.of(tenant, places)
+            whole = self._records.unanswered == unanswered
             if asyncio.current_task() is not self._reading.get(name):  # forgotten meanwhile
                 read = []
             found = await asyncio.to_thread(_in_order, read)
         made = Indexed(found, self._full_text, self._threads, self._clock())
-        if len(made) and self._records.in_use and asyncio.current_task() is self._reading.get(name):
+        if len(made) and whole and asyncio.current_task() is self._reading.get(name):
             self._drop(name)
             self._held[name] = made
         return made

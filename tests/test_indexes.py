@@ -9,7 +9,7 @@ from proxy.archive import Round
 from proxy.archiving import Original, archived
 from proxy.core.message import Message
 from proxy.indexes import READ_AT_ONCE, Indexes
-from proxy.originals import Place
+from proxy.originals import ARCHIVES_AT_ONCE, Place
 from proxy.ports import Found, Passage
 from proxy.storage.records import Records
 
@@ -142,4 +142,27 @@ async def test_the_archives_of_two_at_once_are_read_and_no_more() -> None:
     places = [await archive(records, number) for number in range(6)]
     read = await asyncio.gather(*(indexes.of("t_1", [place]) for place in places))
     assert ([len(each) for each in read], store.most) == ([1] * 6, READ_AT_ONCE)
+    await indexes.close()
+
+
+class Faltering(MemoryStore):
+    """A store that fails at one read, and answers those before and after."""
+
+    fails_at = reads = 0
+
+    async def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        self.reads += 1
+        if self.reads == self.fails_at:
+            raise OSError("once")
+        return await super().read(keys)
+
+
+async def test_what_was_read_in_part_is_not_held() -> None:
+    store = Faltering()
+    records = Records(store, ignored)
+    indexes = Indexes(records, Slow())
+    places = [await archive(records, number) for number in range(ARCHIVES_AT_ONCE + 1)]
+    store.fails_at = 2  # the record of the last archive, after those of the others
+    assert len(await indexes.of("t_1", places)) == ARCHIVES_AT_ONCE
+    assert len(await indexes.of("t_1", places)) == ARCHIVES_AT_ONCE + 1
     await indexes.close()

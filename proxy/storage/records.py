@@ -3,9 +3,8 @@
 A store that fails is left alone until it answers again (`storage.reach`). What was read or made lately is
 held in the process and asked first; a record that could not be saved is used from there.
 
-A store's first open may take longer than the deadline (a large log to recover, a migration). `open` gives
-it more time at start-up; where even that is not enough, or nobody calls it, the work goes on in the store
-and the next probe finds it done.
+A store's first open may take longer than the deadline (a log to recover, a migration). `open` gives it more
+time at start-up; what takes even longer, or nobody calls, goes on in the store until a probe finds it done.
 """
 
 import asyncio
@@ -54,6 +53,7 @@ class Records:
     Attributes:
         outdated: Knows what was begun before its keys were forgotten; of that nothing is written.
         behind: Looks at records that no request waits for; `close` ends them.
+        unanswered: How many reads have got no answer; by it who reads in pieces knows that one is lacking.
         forgetters: Told what keys begin with that are forgotten, so that nothing held of them is written.
     """
 
@@ -73,6 +73,7 @@ class Records:
         self._cache = Cache(cache_bytes, clock)
         self.outdated = Outdated()
         self.behind = Behind()
+        self.unanswered = 0
         self.forgetters: list[Callable[[str], None]] = []
 
     @property
@@ -251,15 +252,14 @@ class Records:
         try:
             values = await self._asked(lambda: self._store.read(keys))
         except StoreUnavailable:
+            self.unanswered += 1
             return {}
         there = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
         found: dict[str, Fields | None]
         if hold:
             found = {key: self._remember(key, value, KNOWN_FOR_S) for key, value in there.items()}
         else:
-            found = await asyncio.to_thread(
-                lambda: {key: envelope.unpack(value) for key, value in there.items()}
-            )
+            found = await asyncio.to_thread(lambda: {key: envelope.unpack(there[key]) for key in there})
         if None in found.values():
             self._report(StoreUnavailable(_UNREADABLE))
         return {key: fields for key, fields in found.items() if fields is not None}
