@@ -16,9 +16,8 @@ from proxy.cli.options import ConfigOption, UrlOption
 if TYPE_CHECKING:
     from proxy.cli.tool_calls import Reached
 
-# In this order.
+# Where the client's key is looked for, the first that is set.
 KEYS = ("COMPACTION_PROXY_KEY", "OPENAI_API_KEY")
-NOT_INSTALLED = "MCP needs an extra: pip install 'compaction-proxy[mcp]'"
 
 
 def mcp(
@@ -27,7 +26,9 @@ def mcp(
     ] = None,
     credential: Annotated[
         str | None,
-        typer.Option(help=f"Header that the client shows, or a file that holds it; default: ${KEYS[0]}."),
+        typer.Option(
+            help=f"Header that the client shows, or a file that holds it; default: ${', else $'.join(KEYS)}."
+        ),
     ] = None,
     url: UrlOption = None,
     config: ConfigOption = None,
@@ -37,6 +38,7 @@ def mcp(
     from functools import partial
 
     from proxy.cli.tool_calls import asked
+    from proxy.mcp.tools import NOT_INSTALLED
 
     try:
         from proxy.mcp.stdio import run

@@ -13,6 +13,7 @@ SEARCH: Final = TOOL_NAME
 GET: Final = "memory_get"
 STATUS: Final = "conversation_status"
 COMPACT: Final = "compact_now"
+NOT_INSTALLED: Final = "MCP needs an extra: pip install 'compaction-proxy[mcp]'"
 NAME_ONE: Final = "`conversation` must name a conversation (c_…); conversation_status lists them."
 
 _CONVERSATION = re.compile(r"c_[0-9a-f]{24}", re.ASCII)

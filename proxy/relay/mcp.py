@@ -17,7 +17,7 @@ from proxy.config.model import Config
 from proxy.errors import RequestRefused
 from proxy.guard import contained
 from proxy.logs import AGENT_NOT_ANSWERED
-from proxy.mcp.tools import Answer, Tools
+from proxy.mcp.tools import NOT_INSTALLED, Answer, Tools
 from proxy.memory import Asker
 from proxy.relay.admission import Admission
 from proxy.relay.headers import first_values, length_of
@@ -25,11 +25,11 @@ from proxy.relay.identity import Identities
 from proxy.relay.inbound import read_body, while_connected
 from proxy.relay.known_clients import KnownClients
 
+# What answers in the words of the protocol, by its name.
 SERVE = "proxy.mcp.server:serve"
 # Calls are short.
 MAX_BODY_BYTES = 1024 * 1024
 SOURCE = "mcp"
-NOT_INSTALLED = "MCP needs an extra: pip install 'compaction-proxy[mcp]'"
 CRASHED = "The proxy failed at this call."
 
 _log = structlog.get_logger()
@@ -59,7 +59,6 @@ class Mcp:
         secret: Gives the key of the digests that tell tenants apart.
         admission: Places for requests under way, those of chats included.
         clients: Who may ask.
-        serving: Name of what answers in the protocol's words.
     """
 
     def __init__(
@@ -71,13 +70,11 @@ class Mcp:
         secret: Callable[[], bytes],
         admission: Admission,
         clients: KnownClients,
-        serving: str = SERVE,
     ) -> None:
         self._tools = tools
         self._secret = secret
         self._admission = admission
         self._clients = clients
-        self._serving = serving
         self._serve: Serve | None = None
         self._most_bytes = min(config.server.max_body_bytes, MAX_BODY_BYTES)
         known = bool(config.server.client_keys)
@@ -120,7 +117,7 @@ class Mcp:
 
     async def _imported(self) -> Serve:
         try:
-            serve: Serve = await asyncio.to_thread(resolve_name, self._serving)
+            serve: Serve = await asyncio.to_thread(resolve_name, SERVE)
         except ModuleNotFoundError:  # of the library, or of what it needs
             raise RequestRefused(501, NOT_INSTALLED, "mcp_not_installed") from None
         self._serve = serve
