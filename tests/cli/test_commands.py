@@ -32,7 +32,7 @@ def test_help_names_the_commands(tmp_path: Path) -> None:
     commands = [line.split()[0] for line in shown.stdout.partition("Commands:")[2].strip().splitlines()]
     assert commands == [
         "serve", "check", "health", "forget", "demo", "version", "run", "connect", "replay", "doctor",
-        "models", "savings", "search", "watch", "sessions", "config",
+        "mcp", "models", "savings", "search", "watch", "sessions", "config",
     ]  # fmt: skip
 
 

@@ -22,7 +22,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # What the image installs: `uv sync` in the Dockerfile has the same arguments.
-SHIPPED = ("--frozen", "--no-dev", "--extra=crypto", "--extra=fast", "--extra=otel")
+SHIPPED = ("--frozen", "--no-dev", "--extra=crypto", "--extra=fast", "--extra=mcp", "--extra=otel")
 
 
 def uv(

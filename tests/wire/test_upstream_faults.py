@@ -225,6 +225,7 @@ async def test_of_a_stream_that_was_cut_nothing_is_counted(
 ) -> None:
     noted: list[Any] = []
     monkeypatch.setattr(journal.Journal, "note", lambda _, *what: noted.append(what[3]))
+    monkeypatch.setattr(journal.Journal, "note_unread", lambda _, *what: noted.append(what[5]))
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":41,"completion_tokens":1}}\n\n'
     counted = chunked(usage + b"data: [DONE]\n\n")
 
