@@ -1,6 +1,6 @@
 """Takes the pictures of the dashboard that the documentation shows.
 
-    uv run --with pillow python .ci/screenshots.py [--conversations FOLDER] [--to docs/images]
+    uv run --with pillow python .ci/screenshots.py [--conversations FOLDER] [--to docs/images] [--only PAGE]
 
 A proxy in a process of its own, with a store in a temporary folder and prices in its configuration, stands
 before the demo provider. Its clock is set back, and a day of traffic passes in a minute: conversations from
@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 from PIL import Image
@@ -52,6 +53,8 @@ MAX_PICTURE_BYTES = 150_000
 SCALE = 1.5
 COLOURS = 96
 HOUR_S = 3_600.0
+# Where a page ends, or else its window, in pixels from the top.
+END = "Math.min(innerHeight, document.querySelector('footer').getBoundingClientRect().bottom)"
 # The journal writes once a second; an hour is over only when its figures are written.
 FLUSHED_S = 1.3
 # The clock is read from a file once a second; more often would show in the overhead.
@@ -124,6 +127,8 @@ DAY = (
     Played("stocks-128", "bfcl_multi_turn", 32, "agent-beta", 7.7, 2.2),
     Played("rock", "coding_sweagent", 7, "agent-trial", 1.9, 1.2),
 )
+# What is searched among all that rounds have removed.
+QUERY = "seats in economy class HAT229"
 # A message that no round can make fit into the window of its model.
 TOO_LONG = "The log of the last night, line by line. " * 1_500
 
@@ -274,6 +279,13 @@ async def newest_round(client: httpx.AsyncClient, name: str) -> str:
     return str(next(each["place"] for each in reversed(told) if each["model"]))
 
 
+async def best_hit(client: httpx.AsyncClient, name: str) -> str:
+    """The path of the page of the removed message that answers the query best."""
+    asked = {"q": QUERY, "scope": "tenant", "limit": 1}
+    (hit,) = (await client.get(f"/admin/v1/conversations/{name}/search", params=asked)).json()["hits"]
+    return f"/conversations/{hit['conversation']}/messages/{hit['message_id']}"
+
+
 async def pages(client: httpx.AsyncClient, proxy: Proxy) -> dict[str, str]:
     """What is photographed: the picture's name, and the path."""
     coding, patched, service = (proxy.ids[each] for each in ("pi", "ponyc-4595", "airline-2"))
@@ -282,6 +294,8 @@ async def pages(client: httpx.AsyncClient, proxy: Proxy) -> dict[str, str]:
         "conversations": "/conversations",
         "conversation": f"/conversations/{coding}",
         "compaction": f"/conversations/{service}/compactions/{await newest_round(client, service)}",
+        "search": f"/conversations/{service}/search?{urlencode({'q': QUERY, 'scope': 'tenant'})}",
+        "search-message": await best_hit(client, service),
         "failures": "/failures",
         "playground": f"/playground?conversation={patched}",
         "settings": "/settings",
@@ -301,7 +315,9 @@ async def shoot(browser: Browser, proxy: Proxy, shown: dict[str, str], folder: P
             await page.goto(f"{proxy.url}/ui{path}", wait_until="load")
             if name == "playground":
                 await tried(page)
-            save(await page.screenshot(), folder / f"{name}{ending}.png")
+            end = await page.evaluate(END)
+            shot = await page.screenshot(clip={"x": 0, "y": 0, "width": width, "height": end})
+            save(shot, folder / f"{name}{ending}.png")
         await page.close()
 
 
@@ -327,7 +343,7 @@ def heavy(folder: Path) -> list[str]:
     return [f"{name}: {size:,} bytes" for name, size in sizes.items() if size > MAX_PICTURE_BYTES]
 
 
-async def main(conversations: Path, to: Path, *, hold: bool) -> int:
+async def main(conversations: Path, to: Path, only: Sequence[str], *, hold: bool) -> int:
     """Exit code 1 if a picture is too heavy."""
     counter = TiktokenCounter(lambda line: print(line, file=sys.stderr))  # noqa: T201 - a script prints
     provider = create_provider(Settings(counter, PROVIDER_WINDOW_TOKENS, MODELS, FAULTS))
@@ -337,6 +353,7 @@ async def main(conversations: Path, to: Path, *, hold: bool) -> int:
                 await play(client, proxy, conversations)
                 await wish(client, proxy)
                 shown = await pages(client, proxy)
+                shown = {name: path for name, path in shown.items() if not only or name in only}
             if hold:
                 print(proxy.url, json.dumps(shown), flush=True)  # noqa: T201 - a script prints
             async with async_playwright() as playwright:
@@ -358,7 +375,8 @@ if __name__ == "__main__":
         "--conversations", type=Path, default=ROOT.parent / "shared" / "data" / "conversations"
     )
     parser.add_argument("--to", type=Path, default=ROOT / "docs" / "images")
+    parser.add_argument("--only", action="append", default=[], metavar="PAGE", help="no other page")
     parser.add_argument("--hold", action="store_true", help="leave the proxy running")
     options = parser.parse_args()
     options.to.mkdir(parents=True, exist_ok=True)
-    sys.exit(asyncio.run(main(options.conversations, options.to, hold=options.hold)))
+    sys.exit(asyncio.run(main(options.conversations, options.to, options.only, hold=options.hold)))
