@@ -105,7 +105,7 @@ def _steering(parts: Parts) -> Steering:
         parts.wishing,
         parts.recall,
         announce=parts.announcing,
-        searched=parts.searched,
+        searched=parts.metrics.searched,
     )
 
 

@@ -217,10 +217,6 @@ class Parts:
             self.metrics.alike(each)
         self.metrics.exchanges(entries)
 
-    def searched(self, hits: int) -> None:
-        """Somebody has searched what rounds have taken out, by the API."""
-        self.metrics.searched("api", "found" if hits else "nothing")
-
     async def measured(self, accept: str) -> tuple[bytes, str]:
         """The metrics as `Metrics.written` gives them, with what was noted until now unless it takes long."""
         await asyncio.wait((asyncio.create_task(self._flushed()),), timeout=FLUSH_LIMIT_S)

@@ -94,10 +94,6 @@ def text_of(hits: Sequence[Hit], section: RecallSection, count: Count) -> str:
     return hits_text(shown, count, section.auto_tokens, HEADING) if shown else ""
 
 
-def _ignored(_source: str, _outcome: str) -> None:
-    """Nobody counts searches."""
-
-
 class Reminder:
     """Places what matches in requests, on one event loop.
 
@@ -116,7 +112,7 @@ class Reminder:
         records: Records,
         count: Count,
         *,
-        searched: Callable[[str, str], None] = _ignored,
+        searched: Callable[[str, str], None] = lambda _source, _outcome: None,
     ) -> None:
         self._search = search
         self._reading = reading

@@ -58,7 +58,7 @@ class Steering:
         wishing: Keeps what is asked of it.
         recall: Searches what was taken out of it.
         announce: Told of what was done.
-        searched: Told of each search: how many hits it had.
+        searched: Told of each search: `api`, and `found` or `nothing`.
         now: Seconds since the epoch.
     """
 
@@ -71,7 +71,7 @@ class Steering:
         recall: Recall,
         *,
         announce: Listener = unheard,
-        searched: Callable[[int], None] = lambda _: None,
+        searched: Callable[[str, str], None] = lambda _source, _outcome: None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._records = records
@@ -194,7 +194,7 @@ class Steering:
         """
         tenant = await self._owner(conversation)
         hits = await self._recall.search(tenant, None if everywhere else conversation, query, limit)
-        self._searched(len(hits))
+        self._searched("api", "found" if hits else "nothing")
         return hits
 
     async def message(self, conversation: str, message_id: str) -> Recalled:

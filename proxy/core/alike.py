@@ -33,7 +33,7 @@ class Alike(NamedTuple):
         model: The model that was asked; empty if that is not known.
         code: The upstream's status code.
         exchanges: At least one.
-        columns: The same.
+        columns: The same, column by column.
         price: Of the model; None if that is not known.
         prompt_tokens: Input tokens of them all, as the upstream counted them.
         completion_tokens: Output tokens, likewise.
