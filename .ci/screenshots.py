@@ -281,7 +281,7 @@ async def newest_round(client: httpx.AsyncClient, name: str) -> str:
 
 async def best_hit(client: httpx.AsyncClient, name: str) -> str:
     """The path of the page of the removed message that answers the query best."""
-    asked = {"q": QUERY, "scope": "tenant", "limit": 1}
+    asked = {"q": QUERY, "scope": "tenant", "limit": "1"}
     (hit,) = (await client.get(f"/admin/v1/conversations/{name}/search", params=asked)).json()["hits"]
     return f"/conversations/{hit['conversation']}/messages/{hit['message_id']}"
 
