@@ -19,6 +19,8 @@ __all__ = ["Hit", "Recall", "Recalled"]
 
 MAX_HITS = 100
 SNIPPET_CHARACTERS = 300
+# Longer runs without white space are no words that a snippet must not cut.
+_WORD_CHARACTERS = 24
 # How much of a snippet stands before what was found, in characters.
 _LEAD_CHARACTERS = 100
 # How much of a tenant's archives is searched at once, the newest first: bytes of text, and archives.
@@ -57,9 +59,21 @@ class Hit:
 
 
 def _snippet(text: str, at: int) -> str:
-    """The surroundings of a match, in one line."""
+    """The surroundings of a match, in one line, without the halves of words at its ends."""
     start = max(0, min(at - _LEAD_CHARACTERS, len(text) - SNIPPET_CHARACTERS))
-    return " ".join(text[start : start + SNIPPET_CHARACTERS].split())
+    stop = start + SNIPPET_CHARACTERS
+    words = text[start:stop].split()
+    if start and _halved(text, start, words[:1]):
+        words = words[1:]
+    if stop < len(text) and _halved(text, stop, words[-1:]):
+        words = words[:-1]
+    return " ".join(words)
+
+
+def _halved(text: str, at: int, word: Sequence[str]) -> bool:
+    """Whether this is what a cut has left of a word; a cut may go through what is longer than words are."""
+    inside = not (text[at - 1].isspace() or text[at].isspace())
+    return inside and all(len(each) <= _WORD_CHARACTERS for each in word)
 
 
 def _hit(recalled: Recalled, found: Found) -> Hit:

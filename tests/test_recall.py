@@ -18,7 +18,7 @@ from proxy.holdings import Bounds, Holdings
 from proxy.indexes import Indexes
 from proxy.originals import Place
 from proxy.ports import Store
-from proxy.recall import SNIPPET_CHARACTERS, Hit, Recall, Recalled
+from proxy.recall import SNIPPET_CHARACTERS, Hit, Recall, Recalled, _snippet
 from proxy.storage.records import Records
 
 DAY_S = 86_400.0
@@ -262,3 +262,16 @@ async def test_of_what_a_forgotten_conversation_had_another_process_finds_nothin
     await holdings(here).forgotten("t_1", [ROOTS[0]])
     assert [hit.message_id for hit in await found.search("t_1", None, "word")] == ["m_20"]
     assert await found.search(*WHO, "word") == []
+
+
+@pytest.mark.parametrize("at", [0, 150, 400, 880])
+def test_a_snippet_begins_and_ends_with_whole_words(at: int) -> None:
+    text = " ".join(f"word{number}" for number in range(130))
+    shown = _snippet(text, at)
+    assert set(shown.split()) <= set(text.split())
+    assert len(shown) > 250
+    assert text[at + 10 :].split()[1] in shown
+
+
+def test_a_snippet_of_one_long_run_is_cut_anywhere() -> None:
+    assert _snippet("x" * 1_000, 500) == "x" * 300
