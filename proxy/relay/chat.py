@@ -239,7 +239,7 @@ class Chat:
         return shorter or answer
 
     async def _open(self, passage: Passage, raw: bytes) -> Answer:
-        request = build_request(self._upstream, passage.scope, raw)
+        request = passage.named(build_request(self._upstream, passage.scope, raw))
         if passage.offer is not None:
             request = asked_with(passage.offer, request)
         if passage.trace is not None:

@@ -12,6 +12,7 @@ from proxy.compaction.fitting import Ask, Fit, Report, Status
 from proxy.core.exchange import FAILED_FROM, Exchange, Unread
 from proxy.dialects.usage import Usage
 from proxy.noting import Notes
+from proxy.ports import HttpRequest
 from proxy.relay.aftermath import Answered
 from proxy.relay.control import UNREAD, Control, report_headers
 from proxy.relay.headers import Headers
@@ -24,6 +25,7 @@ _PROCESS = token_hex(5)
 _NUMBERS = count(1)
 _GIVEN = re.compile(rb"[!-~]{1,128}")
 _NOTHING = Report(Status.NONE)
+IDEMPOTENCY = b"idempotency-key"
 
 
 def request_id(given: bytes | None) -> str:
@@ -103,6 +105,12 @@ class Passage:
     def counted(self) -> tuple[int, int]:
         """Our own counts of what the client sent and of what was forwarded; zeros where it was not read."""
         return (self.fit.listed, self.fit.estimate) if self.fit else (0, 0)
+
+    def named(self, request: HttpRequest) -> HttpRequest:
+        """A request of it; the client's idempotency key names the first only: others have other bodies."""
+        if self.first_byte_s is None:
+            return request
+        return request._replace(headers=[each for each in request.headers if each[0] != IDEMPOTENCY])
 
     def waited(self, seconds: float) -> None:
         """The upstream has answered, or failed to, after so long."""

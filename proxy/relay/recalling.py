@@ -40,9 +40,8 @@ NOT_NOW: Final = "What was removed cannot be searched right now. Go on without i
 TOO_MANY: Final = f"Not run: {MAX_CALLS} searches at once are the most."
 NO_ROOM: Final = "What was found has no room in the context window. Go on without it."
 
-# A field that would have an answer packed, and one that would have it taken for that of the request before.
+# A field that would have an answer packed.
 _PACKING: Final = b"accept-encoding"
-_NAMING: Final = b"idempotency-key"
 
 # Errors that no tool brings about, and what those speak of that one does.
 _ABOUT_THE_CLIENT: Final = frozenset({401, 402, 403, 429})
@@ -81,10 +80,8 @@ class Offer(NamedTuple):
 
 def asked_with(made: Offer, request: HttpRequest) -> HttpRequest:
     """The request that the tool is offered with, or one by which it goes on; its answer can be read."""
-    first = request.body is made.bare
-    dropped = {_PACKING} if first else {_PACKING, _NAMING}
-    kept = [each for each in request.headers if each[0] not in dropped]
-    body = made.raw if first else request.body
+    kept = [each for each in request.headers if each[0] != _PACKING]
+    body = made.raw if request.body is made.bare else request.body
     return request._replace(headers=[*kept, (_PACKING, b"identity")], body=body)
 
 

@@ -21,7 +21,7 @@ def long_chat(wire: Any) -> bytes:
         for role in ("user", "assistant") * 10
     ]
     body = wire.chat_body(messages=[*said, {"role": "user", "content": "?"}])
-    return bytes(wire.post("/v1/chat/completions", body, "x-session-id: s"))
+    return bytes(wire.post("/v1/chat/completions", body, "x-session-id: s", "idempotency-key: k"))
 
 
 REFUSAL = json.dumps(
@@ -51,6 +51,8 @@ async def test_a_refusal_for_length_is_answered_by_a_shorter_request_or_passed_o
         reply = await wire.ask(port, long_chat(wire))
     sizes = [len(seen.body) for seen in upstream.seen]
     assert sizes == sorted(set(sizes), reverse=True)  # each is smaller than the one before
+    named = [b"idempotency-key" in seen.head for seen in upstream.seen]
+    assert named == [True, *[False] * (len(named) - 1)]  # another body is another request
     if refusals == 1:
         assert (reply.status, reply.body, len(sizes)) == (200, b"ok", 2)
         assert wire.status_of_ours(reply)["status"] == "applied"
