@@ -49,11 +49,13 @@ class Machine:
 
     Attributes:
         address: Host and port of the proxy.
+        provider: Of the provider behind it.
         environ: What a shell gets to see.
         headers: Of an answer that a round was made for.
     """
 
     address: str
+    provider: str
     environ: dict[str, str]
     headers: httpx.Headers
 
@@ -62,8 +64,15 @@ class Machine:
         return self.headers["x-compaction-session"]
 
     def here(self, text: str) -> str:
-        """A block of a page, about this machine's proxy and conversation."""
-        return text.replace("127.0.0.1:4141", self.address).replace("c_0123…", self.conversation)
+        """A block of a page, about this machine's proxy, provider and conversation."""
+        named = {
+            "127.0.0.1:4141": self.address,
+            "127.0.0.1:8000": self.provider,
+            "c_0123…": self.conversation,
+        }
+        for shown, real in named.items():
+            text = text.replace(shown, real)
+        return text
 
 
 @contextlib.asynccontextmanager
@@ -129,7 +138,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
             "COMPACTION_PROXY__COMPACTION__COUNTER": "characters",
             "COMPACTION_PROXY__STORE__URL": f"sqlite:///{folder}/state.db",
         }
-        yield Machine(address, environ, answer.headers)
+        yield Machine(address, direct.removeprefix("http://"), environ, answer.headers)
 
 
 @pytest.fixture
