@@ -39,7 +39,7 @@ DEADLINE_S: Final = 0.15
 LEAST_WORDS: Final = 2
 # Hits that are looked at, and of these placed.
 LOOKED_AT: Final = 20
-MOST_HITS: Final = 5
+MOST_HITS: Final = 3
 # Choices that are held, by the bytes that they take.
 HELD_BYTES: Final = 4 * 1024 * 1024
 _CHOICE_BYTES: Final = 600

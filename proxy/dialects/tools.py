@@ -38,7 +38,8 @@ def offering(raw: bytes, name: str) -> Offering:
 
     Where the client has a tool of that name itself, ours has no place. Nor has it where there are no tools
     and yet a choice among them: providers refuse that, and would not any more. Of several answers each could
-    call it, and none could go on without the others.
+    call it, and none could go on without the others. And an answer that must be JSON cannot be put together
+    from what was said before a call and what comes after it.
 
     Raises:
         Unreadable: It is no request (see `json_slices.members`).
@@ -52,8 +53,8 @@ def offering(raw: bytes, name: str) -> Offering:
     otherwise = any(_told(raw, places, each) for each in _OTHERWISE)
     chosen = not tools and bool(_told(raw, places, "tool_choice"))
     listed = not tools or tools.startswith(b"[")
-    one = _told(raw, places, "n") in {b"", b"1"}
-    return Offering(raw, places, bool(tools), listed and one and not (taken or otherwise or chosen))
+    free = _told(raw, places, "n") in {b"", b"1"} and b'"json' not in _told(raw, places, "response_format")
+    return Offering(raw, places, bool(tools), listed and free and not (taken or otherwise or chosen))
 
 
 def is_begun(last: bytes) -> bool:

@@ -52,6 +52,8 @@ def test_the_tool_comes_last_and_every_other_byte_stays(raw: bytes, made: bytes)
         b'{"n":2}',
         b'{"n":1.0}',
         b'{"n":"1"}',
+        b'{"response_format":{"type":"json_object"}}',
+        b'{"response_format":{"type": "json_schema","json_schema":{}}}',
     ],
 )
 def test_where_a_tool_of_ours_has_no_place(raw: bytes) -> None:
