@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from time import perf_counter
+from time import process_time
 
 import pytest
 
@@ -130,9 +130,9 @@ def test_planning_3_000_messages_takes_no_time_to_speak_of(policy: Policy) -> No
     listed = render(messages, earlier.spans, earlier.stand_ins)
     room = Room(trigger=50_000, target=20_000, size=100_000)
 
-    started = perf_counter()
+    started = process_time()
     found = plan(messages, listed, policy, earlier, room)
-    took_s = perf_counter() - started
+    took_s = process_time() - started
 
     assert found is not None
     assert took_s < 0.5  # ten times the goal
