@@ -4,6 +4,8 @@ import asyncio
 import gzip
 import json
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -142,15 +144,7 @@ async def test_the_first_byte_is_not_held_back(stack: Any, s: Any) -> None:
     ).chunks
     stack.script(s.Raw(events[:2], ending="open"))
     got: list[bytes] = []
-    async with (
-        httpx.AsyncClient(trust_env=False, verify=False, timeout=5) as client,
-        client.stream(
-            "POST",
-            f"{stack.url}/v1/chat/completions",
-            json={"model": "always", "messages": s.hello, **STREAM},
-            headers=stack.fields,
-        ) as answer,
-    ):
+    async with streamed(stack, s) as answer:
         async for chunk in answer.aiter_raw():
             got.append(chunk)
             if b"".join(got) == b"".join(events[:2]):
@@ -171,15 +165,7 @@ async def test_a_packed_stream_is_unpacked_and_searched_in(stack: Any, s: Any) -
 async def test_what_nobody_can_unpack_passes_as_it_is(stack: Any, s: Any) -> None:
     fields = [s.EVENTS, ("content-encoding", "br"), ("content-length", "6")]
     stack.script(s.Raw([b"\x8b\x02\x80"] * 2, fields=fields))
-    async with (
-        httpx.AsyncClient(trust_env=False, verify=False) as client,
-        client.stream(
-            "POST",
-            f"{stack.url}/v1/chat/completions",
-            json={"model": "always", "messages": s.hello, **STREAM},
-            headers=stack.fields,
-        ) as answer,
-    ):
+    async with streamed(stack, s) as answer:
         got = b"".join([chunk async for chunk in answer.aiter_raw()])
     assert (got, answer.headers["content-encoding"]) == (b"\x8b\x02\x80" * 2, "br")
 
@@ -236,9 +222,9 @@ async def test_an_answer_that_is_cut_is_cut_for_the_client(stack: Any, s: Any) -
         assert (whole, b"One two three" in got, b'finish_reason":"' in got) == (False, True, False)
 
 
-async def received(stack: Any, s: Any) -> tuple[bytes, bool]:
-    """What a client got of an answer, and whether that was all of it."""
-    got = b""
+@asynccontextmanager
+async def streamed(stack: Any, s: Any) -> AsyncIterator[httpx.Response]:
+    """An answer that has begun."""
     async with (
         httpx.AsyncClient(trust_env=False, verify=False, timeout=5) as client,
         client.stream(
@@ -248,6 +234,13 @@ async def received(stack: Any, s: Any) -> tuple[bytes, bool]:
             headers=stack.fields,
         ) as answer,
     ):
+        yield answer
+
+
+async def received(stack: Any, s: Any) -> tuple[bytes, bool]:
+    """What a client got of an answer, and whether that was all of it."""
+    got = b""
+    async with streamed(stack, s) as answer:
         try:
             async for chunk in answer.aiter_raw():
                 got += chunk
