@@ -17,6 +17,8 @@ from proxy.config.checks import is_loopback
 from proxy.config.model import Config
 from proxy.config.sources import Loaded
 from proxy.detail import Details
+from proxy.dialects.dialect import Dialect
+from proxy.dialects.wires import WIRES
 from proxy.mcp.tools import Tools
 from proxy.own_conversations import OwnConversations
 from proxy.parts import Parts
@@ -27,8 +29,8 @@ from proxy.relay.admission import Admission
 from proxy.relay.aftermath import Aftermath
 from proxy.relay.asgi import Dispatcher
 from proxy.relay.blind import Blind
-from proxy.relay.chat import Chat
 from proxy.relay.compact import Compact
+from proxy.relay.endpoint import Endpoint
 from proxy.relay.exchange import Upstream
 from proxy.relay.gate import Gate
 from proxy.relay.identity import origin
@@ -231,7 +233,13 @@ class Proxy:
         upstream = _upstream(config, parts, self._hop)
         return Dispatcher(
             admin=_admin(config, parts, loaded, ending),
-            chat=_beginning(_chat(config, parts, upstream, self._gate, admission), parts.records),
+            wires={
+                name: _beginning(
+                    _endpoint(config, parts, upstream, wire, gate=self._gate, admission=admission),
+                    parts.records,
+                )
+                for name, wire in WIRES.items()
+            },
             blind=Blind(upstream, admission),
             hop=self._hop,
             compact=_compact(config, parts, upstream, admission),
@@ -248,8 +256,10 @@ def _gate(config: Config, parts: Parts, before: Gate | None = None) -> Gate:
     return Gate(config, parts.learning, parts.wishing, target, pricing=parts.pricing, before=before)
 
 
-def _chat(config: Config, parts: Parts, upstream: Upstream, gate: Gate, admission: Admission) -> Chat:
-    """What answers the compacted paths."""
+def _endpoint(
+    config: Config, parts: Parts, upstream: Upstream, wire: Dialect, *, gate: Gate, admission: Admission
+) -> Endpoint:
+    """What answers the compacted paths of a wire."""
     compactor = parts.compactor(config)
     aftermath = Aftermath(
         upstream,
@@ -261,9 +271,10 @@ def _chat(config: Config, parts: Parts, upstream: Upstream, gate: Gate, admissio
         learning=parts.learning,
         discovery=HttpDiscovery(parts.transport),
     )
-    return Chat(
+    return Endpoint(
         config,
         upstream,
+        wire,
         compactor=compactor,
         aftermath=aftermath,
         gate=gate,

@@ -71,6 +71,10 @@ class RehearsalFailed(ProxyError):  # noqa: N818 - it names what happened
     code = "rehearsal_failed"
 
 
+# Errors that clients are shown, in the shape of their wire.
+Shown = RequestRefused | Overloaded | UpstreamError | Crashed | RehearsalFailed
+
+
 class CompactionError(ProxyError):
     """Compaction did not work out; `reason` is a short kebab-case word for headers, events and metrics."""
 
@@ -106,7 +110,7 @@ class SearchUnavailable(CompactionError):  # noqa: N818
     """This installation cannot search what was removed; the message says why."""
 
 
-def openai_error(error: RequestRefused | Overloaded | UpstreamError | Crashed | RehearsalFailed) -> bytes:
+def openai_error(error: Shown) -> bytes:
     """The error as a body in OpenAI's shape."""
     kinds = {
         RequestRefused: "invalid_request_error",

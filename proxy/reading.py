@@ -5,20 +5,21 @@ a message is recognised by its bytes, which its record keeps anyway.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from operator import attrgetter
 from sys import getsizeof
 from typing import NamedTuple, TypeVar
 
-from proxy.core.digest import VERSION, prefix_digests
+from proxy.core.digest import prefix_digests
 from proxy.core.message import Message
 from proxy.core.tokens import RULES, definition_piece, message_tokens, pieces
 from proxy.counting import Counting
-from proxy.dialects.chat import Body
-from proxy.dialects.chat_parts import Weighed, part_tokens, weighed
+from proxy.dialects.body import Body
+from proxy.dialects.dialect import Dialect, Weighed
 from proxy.dialects.json_slices import elements
 from proxy.errors import Unreadable
+from proxy.lots import AT_ONCE_BYTES, in_lots
 from proxy.lru import Lru
 
 # Known messages are held up to this many bytes, decoded text and record included.
@@ -31,18 +32,13 @@ MAX_DEFINED = 4 * 1024 * 1024
 RECORD_BYTES, HOLDING_BYTES = 450, 600
 # What a list takes for each of its messages.
 PLACE_BYTES = 100
-# Messages are decoded in lots of this many bytes,
-AT_ONCE_BYTES = 128 * 1024
-# and each counts as so many more: decoding a small one takes as long as that many bytes.
+# A small message counts as so many bytes more where it is decoded: that takes as long.
 DECODED_BYTES = 1_024
-# So many are looked at together first: most requests bring one or two.
-FEW = 8
 # Large messages that are decoded beside the loop at once.
 WORKERS = 2
 
 _PARTS = attrgetter("parts")
 
-_Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 
 
@@ -52,10 +48,12 @@ class Gauge(NamedTuple):
     Attributes:
         model: The model whose vocabulary counts.
         rule: `tiktoken` or `characters`.
+        dialect: The wire of the messages.
     """
 
     model: str
     rule: str
+    dialect: Dialect
 
 
 class Listed(NamedTuple):  # made for each request: a dataclass costs four times as much
@@ -133,9 +131,9 @@ class Reading:
         """A list with more messages behind it, and the bytes that these take."""
         new = await self.messages(raws, gauge)
         plain: list[Message] = []
-        prefixes = [base.prefixes[-1] if base.prefixes else VERSION]
+        prefixes = [base.prefixes[-1] if base.prefixes else gauge.dialect.seed]
         tokens, guessed = base.tokens, base.guessed
-        for start, lot in _lots(new, _held_bytes):
+        for start, lot in in_lots(new, _held_bytes):
             if start:
                 await asyncio.sleep(0)
             those = [each for each in lot if not each.privileged]
@@ -155,7 +153,7 @@ class Reading:
         """
         found: list[Message | None] = []
         missing: list[bytes] = []
-        for start, lot in _lots(raws, _held_bytes):
+        for start, lot in in_lots(raws, _held_bytes):
             if start:
                 await asyncio.sleep(0)
             held = [self._held.get((raw, gauge)) for raw in lot]
@@ -163,7 +161,7 @@ class Reading:
             found += held
         new = iter(await self._read(missing, gauge) if missing else ())
         records: list[Message] = []
-        for start, lot_found in _lots(found, _place_bytes):
+        for start, lot_found in in_lots(found, _place_bytes):
             if start:
                 await asyncio.sleep(0)
             records += [known or self._hold(next(new), gauge) for known in lot_found]
@@ -172,7 +170,8 @@ class Reading:
     async def _read(self, raws: Sequence[bytes], gauge: Gauge) -> list[Message]:
         """The records of messages that are not known."""
         read: list[Weighed] = []
-        for start, lot in _lots(raws, _decoded_bytes):
+        weighed = gauge.dialect.weighed
+        for start, lot in in_lots(raws, _decoded_bytes):
             if start:
                 await asyncio.sleep(0)
             if _large(lot[0]):
@@ -194,6 +193,7 @@ class Reading:
     async def _parts(self, record: Message, gauge: Gauge) -> int:
         if not record.parts:
             return 0
+        part_tokens = gauge.dialect.part_tokens
         if _large(record.raw):
             return await self._beside(part_tokens, record.raw, gauge.model)
         return part_tokens(record.raw, gauge.model)
@@ -203,7 +203,7 @@ class Reading:
         rule = RULES[gauge.rule]
         texts: list[str] = []
         numbers: list[int] = []
-        for start, lot in _lots(weighed, _weighed_bytes):
+        for start, lot in in_lots(weighed, _weighed_bytes):
             if start:
                 await asyncio.sleep(0)
             for each in lot:
@@ -213,7 +213,7 @@ class Reading:
         counts = iter(await self._count(texts, gauge))
         pairs = iter(numbers)
         made: list[Message] = []
-        for start, lot in _lots(weighed, _weighed_bytes):
+        for start, lot in in_lots(weighed, _weighed_bytes):
             if start:
                 await asyncio.sleep(0)
             for record, digest, parts in lot:
@@ -259,23 +259,6 @@ def _weighed_bytes(weighed: Weighed) -> int:
 
 def _place_bytes(_: object) -> int:
     return PLACE_BYTES
-
-
-def _lots(items: Sequence[_Item], size: Callable[[_Item], int]) -> Iterable[tuple[int, Sequence[_Item]]]:
-    """The items a few at a time, each lot with the index of its first item; others may come between."""
-    if len(items) <= 1 or (len(items) <= FEW and sum(map(size, items)) <= AT_ONCE_BYTES):
-        return ((0, items),)
-    return _cut(items, size)
-
-
-def _cut(items: Sequence[_Item], size: Callable[[_Item], int]) -> Iterator[tuple[int, Sequence[_Item]]]:
-    start = pending = 0
-    for index, item in enumerate(items):
-        pending += size(item)
-        if pending > AT_ONCE_BYTES and index > start:
-            yield start, items[start:index]
-            start, pending = index, size(item)
-    yield start, items[start:]
 
 
 async def _definition(text: str) -> str:

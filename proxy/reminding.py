@@ -23,8 +23,7 @@ from proxy.core.message import Message, latest_user
 from proxy.core.recalled import DATA, Count, Remembered, hits_text
 from proxy.core.repair import alternate
 from proxy.core.words import STOP_WORDS, asked
-from proxy.dialects.chat import write
-from proxy.dialects.chat_message import compose, message
+from proxy.dialects.body import write
 from proxy.errors import SearchUnavailable
 from proxy.guard import contained
 from proxy.logs import RECALL_FAILED
@@ -175,7 +174,8 @@ class Reminder:
 
     async def _placed(self, fit: Fit, put: Forwarded, ask: Ask, at: int, text: str) -> Fit:
         """The fit with the text before its message at `at`, if it has room."""
-        ours = message(compose(Message(role="user", text=text)))
+        dialect = ask.body.dialect
+        ours = dialect.message(dialect.compose(Message(role="user", text=text)))
         messages = (*put.messages[:at], ours, *put.messages[at:])
         if ask.settings.alternation == "strict":
             messages = alternate(messages)

@@ -5,14 +5,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from proxy import reading as module
+from proxy import lots
+from proxy import reading as reading_module
 from proxy.core.digest import prefix_digests
 from proxy.counting import Counting
-from proxy.dialects.chat import read
-from proxy.dialects.chat_reader import KEY_BYTES, Reader
+from proxy.dialects.body import read
+from proxy.dialects.chat.wire import CHAT
+from proxy.dialects.reader import KEY_BYTES, Reader
 from proxy.reading import HOLDING_BYTES, Gauge, Reading
 
-GAUGE = Gauge("gpt-x", "tiktoken")
+GAUGE = Gauge("gpt-x", "tiktoken", CHAT)
 
 
 class Words:
@@ -66,7 +68,7 @@ def talk(*texts: str) -> bytes:
 
 
 TEXTS = ("one", "two", "three", "four")
-OTHER = Gauge("gpt-y", "tiktoken")
+OTHER = Gauge("gpt-y", "tiktoken", CHAT)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,7 @@ OTHER = Gauge("gpt-y", "tiktoken")
 async def test_a_grown_list_is_what_it_would_be_read_from_its_first_message(
     max_listed: int, gauges: Sequence[Gauge]
 ) -> None:
-    reader = Reader(bytes(KEY_BYTES))
+    reader = Reader(bytes(KEY_BYTES), CHAT)
     reading = Reading({"tiktoken": Counting(Words())}, max_listed_bytes=max_listed)
     fresh = Reading({"tiktoken": Counting(Words())})
     texts = ["be brief", "one", "two words", "a b c", "now", "so"]
@@ -85,17 +87,17 @@ async def test_a_grown_list_is_what_it_would_be_read_from_its_first_message(
         raw = talk(*texts[:size])
         body = reader.read(raw, "t")
         listed = await reading.listed(body, gauge)
-        assert listed == await fresh.listed(read(raw), gauge)
+        assert listed == await fresh.listed(read(raw, CHAT), gauge)
         assert listed.prefixes == tuple(prefix_digests(listed.body))
         assert listed.tokens == sum(message.tokens for message in listed.messages)
-        assert [message.raw for message in listed.messages] == list(read(raw).messages)
+        assert [message.raw for message in listed.messages] == list(read(raw, CHAT).messages)
         assert await reading.listed(body, gauge) == listed
     reading.close()
     fresh.close()
 
 
 async def test_of_a_grown_list_only_what_is_new_is_looked_at() -> None:
-    reader, words = Reader(bytes(KEY_BYTES)), Words()
+    reader, words = Reader(bytes(KEY_BYTES), CHAT), Words()
     reading = Reading({"tiktoken": Counting(words)}, max_held_bytes=0)  # single messages are not remembered
     for size in (2, 3, 3, 4):
         await reading.listed(reader.read(talk(*TEXTS[:size]), "t"), GAUGE)
@@ -109,10 +111,11 @@ async def test_large_messages_and_definitions_are_read_as_little_ones(
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     messages = [{"role": "user", "content": [{"type": "text", "text": "a b"}, image]}, {"role": "system"}]
     tools = [{"name": "é", "n": [1.0, {}]}, 2, "x"]
-    body = read(json.dumps({"messages": messages, "tools": tools, "functions": {"a": 1}}).encode())
+    body = read(json.dumps({"messages": messages, "tools": tools, "functions": {"a": 1}}).encode(), CHAT)
     found = []
-    for at_once in (module.AT_ONCE_BYTES, 1):
-        monkeypatch.setattr(module, "AT_ONCE_BYTES", at_once)
+    for at_once in (lots.AT_ONCE_BYTES, 1):
+        for module in (reading_module, lots):
+            monkeypatch.setattr(module, "AT_ONCE_BYTES", at_once)
         words = Words()
         reading = Reading({"tiktoken": Counting(words)})
         overhead = await reading.overhead(body.prompt_members, GAUGE)

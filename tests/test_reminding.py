@@ -13,7 +13,7 @@ import pytest
 
 from proxy.compaction.fitting import Ask, Fit, Mode
 from proxy.core.recalled import DATA
-from proxy.dialects.usage import Usage
+from proxy.dialects.dialect import Usage
 from proxy.recall import Hit
 from proxy.reminding import DEADLINE_S, HEADING, Reminder, query_of
 from tests.compaction.bench import COUNTER, Bench, JsonObject, bench, called, forwarded, prefix, talk, user

@@ -1,12 +1,14 @@
-"""The summary model behind httpx: one chat completion, small and never streamed."""
+"""The summary model behind httpx: one answer on any wire, small and never streamed."""
 
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx
 
-from proxy.dialects import completion
+from proxy.dialects.chat.completion import refused_member
+from proxy.dialects.dialect import Asking
 from proxy.dialects.inflate import IDENTITY, Inflater
 from proxy.dialects.overflow import detect
+from proxy.dialects.wires import WIRES
 from proxy.errors import SummaryFailed
 from proxy.ports import SummaryAnswer, SummaryCall
 
@@ -29,17 +31,17 @@ class HttpSummaryModel:
 
     async def ask(self, call: SummaryCall) -> SummaryAnswer:
         """One answer; a member that the provider refuses is left out from then on."""
-        key = (call.url, call.model)
+        key, asking = (call.url, call.model), WIRES[call.wire].asking
         for _ in range(MAX_ATTEMPTS):
             refused = self._refused.get(key, frozenset())
-            own = completion.own_members(call, refused)
-            response, body = await self._post(call, completion.request_body(call, own))
+            own = asking.own_members(call, refused)
+            response, body = await self._post(call, asking.request(call, own))
             if response.is_success:
-                return _answer(body)
+                return _answer(body, asking)
             overflow = detect(response.status_code, body)
             if overflow is not None:
                 raise SummaryFailed("overflow", limit=overflow.limit)
-            member = completion.refused_member(body, own) if response.status_code in _REFUSALS else None
+            member = refused_member(body, own) if response.status_code in _REFUSALS else None
             if member is None:
                 break
             self._remember(key, member)
@@ -83,7 +85,7 @@ async def _body(response: httpx.Response) -> bytes:
     return bytes(body)
 
 
-def _answer(body: bytes) -> SummaryAnswer:
+def _answer(body: bytes, asking: Asking) -> SummaryAnswer:
     """What a success says; some providers answer an overflow with one.
 
     Raises:
@@ -92,7 +94,7 @@ def _answer(body: bytes) -> SummaryAnswer:
     overflow = detect(httpx.codes.OK, body)
     if overflow is not None:
         raise SummaryFailed("overflow", limit=overflow.limit)
-    return completion.answer(body)
+    return asking.answer(body)
 
 
 def _failure(response: httpx.Response, body: bytes) -> SummaryFailed:

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from proxy.compaction.asking import Account, Spent
 from proxy.core.message import Message
 from proxy.core.policy import SummaryShape
-from proxy.dialects.chat import Body
+from proxy.dialects.body import Body
+from proxy.dialects.chat.wire import CHAT
+from proxy.dialects.dialect import Dialect
 from proxy.reading import Gauge
 
 
@@ -15,16 +17,18 @@ class SummaryRoute:
     """Where a summary is asked for.
 
     Attributes:
-        url: Absolute URL of a chat completions endpoint.
+        url: Absolute URL of the endpoint.
         headers: Credentials and whatever else the call needs.
         model: The model's name.
         window: Tokens that the model takes.
+        dialect: The wire of the endpoint.
     """
 
     url: str
     headers: Mapping[str, str] = field(repr=False)
     model: str
     window: int
+    dialect: Dialect = CHAT
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from proxy.core.anchor import anchored
 from proxy.core.message import Message
 from proxy.core.repair import alternate, repair, sound
 from proxy.core.trigger import automatic
-from proxy.dialects.chat import Mentioned, with_output, write
+from proxy.dialects.body import with_output, write
+from proxy.dialects.guesses import Mentioned
 from proxy.dialects.overflow import Overflow
 from proxy.errors import CompactionError, SummaryFailed
 from proxy.guard import contained

@@ -9,8 +9,7 @@ from proxy.core.ladder import GONE, WHOLE, squeeze
 from proxy.core.masks import MASK_TOKENS, answered_calls, first_to_go, masked_text
 from proxy.core.message import Message, latest_user, units
 from proxy.core.render import excerpt
-from proxy.dialects.chat_message import compose, shortened, with_parts
-from proxy.dialects.chat_message import message as read
+from proxy.dialects.dialect import Dialect
 from proxy.reading import Reading
 
 # Rounds of cutting until a list fits: an estimate of how characters turn into tokens is never exact.
@@ -30,7 +29,7 @@ async def sized(messages: Sequence[Message], view: View, reading: Reading) -> tu
 async def cut(messages: tuple[Message, ...], view: View, reading: Reading) -> tuple[Message, ...]:
     """The list, as much of it as fits the view's limit."""
     room, most = _room(view)
-    names = _names(view)
+    names, dialect = _names(view), view.gauge.dialect
     messages = kept = await _masked(messages, view, names, reading, room)
     if sum(each.tokens for each in messages) <= room:
         return messages
@@ -44,7 +43,7 @@ async def cut(messages: tuple[Message, ...], view: View, reading: Reading) -> tu
     for _ in range(CUTS):
         squeezed = squeeze(loose, room - fixed, stand_ins, most - fixed)
         shorter = [
-            _allowed(each, allowed, names.get(id(each), "this message"), endings.get(k, ""))
+            _allowed(each, allowed, names.get(id(each), "this message"), endings.get(k, ""), dialect)
             for k, (each, allowed) in enumerate(zip(messages, squeezed.allowances, strict=True))
         ]
         kept = await sized([each for each in shorter if each is not None], view, reading)
@@ -92,7 +91,7 @@ async def _masked(
             break
         result = messages[index]
         text = masked_text(result, calls.get(index), names[id(result)])
-        masks[index] = read(compose(replace(result, text=text, raw=b"")))
+        masks[index] = _read(replace(result, text=text, raw=b""), view.gauge.dialect)
         size -= result.tokens - MASK_TOKENS
     return await sized([masks.get(k, each) for k, each in enumerate(messages)], view, reading)
 
@@ -112,7 +111,9 @@ def _ending_tokens(message: Message, ending: str) -> int:
     return message.tokens * len(ending) // max(1, len(message.text))
 
 
-def _allowed(message: Message, tokens: int | None, handle: str, ending: str) -> Message | None:
+def _allowed(
+    message: Message, tokens: int | None, handle: str, ending: str, dialect: Dialect
+) -> Message | None:
     """The message brought down to about `tokens`, the notice of what is missing included, its ending not."""
     if tokens is WHOLE:
         return message
@@ -121,7 +122,12 @@ def _allowed(message: Message, tokens: int | None, handle: str, ending: str) -> 
     size = message.tokens - _ending_tokens(message, ending)
     share = max(0, CUT_MARGIN * tokens - NOTICE_TOKENS) / max(1, size)
     if not ending:
-        return shortened(message, share, handle)
+        return dialect.shortened(message, share, handle)
     text = excerpt(message.text.removesuffix(ending), share, handle) + "\n\n" + ending
     ours = Message(role=message.role, text=text)
-    return with_parts(ours, message) if message.parts else read(compose(ours))
+    return dialect.with_parts(ours, message) if message.parts else _read(ours, dialect)
+
+
+def _read(ours: Message, dialect: Dialect) -> Message:
+    """A message of ours as it will be read when it comes back."""
+    return dialect.message(dialect.compose(ours))

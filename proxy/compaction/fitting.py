@@ -9,7 +9,7 @@ from proxy.compaction.summarising import SummaryRoute
 from proxy.config.model import ModelSettings
 from proxy.core.checkpoint import Checkpoint
 from proxy.core.message import Message
-from proxy.dialects.chat import Body
+from proxy.dialects.body import Body
 
 
 class Mode(StrEnum):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from proxy.compaction.fitting import Ask, Fit, Status
 from proxy.compaction.view import thread
 from proxy.core.economics import LEAST_CACHED_TOKENS
-from proxy.dialects.usage import Usage
+from proxy.dialects.dialect import Usage
 
 # Fewer requests that continue one another say too little.
 LEAST_STEPS = 3

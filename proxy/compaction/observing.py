@@ -12,8 +12,8 @@ from proxy.compaction.view import thread
 from proxy.core.anchor import anchored
 from proxy.core.event import MEASURED, Event
 from proxy.core.truncation import Answered
-from proxy.dialects.chat import Mentioned
-from proxy.dialects.usage import Usage
+from proxy.dialects.dialect import Usage
+from proxy.dialects.guesses import Mentioned
 from proxy.history import History
 from proxy.learning import Learning
 

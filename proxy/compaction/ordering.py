@@ -20,7 +20,8 @@ from proxy.core.policy import Policy
 from proxy.core.recall_offer import offered
 from proxy.core.recalled import TOOL_NAME
 from proxy.core.repair import repair
-from proxy.dialects.tools import offering
+from proxy.dialects.chat.tools import offering
+from proxy.dialects.chat.wire import CHAT
 from proxy.errors import Unreadable
 
 
@@ -126,6 +127,8 @@ def _searchable(ask: Ask) -> bool:
     What is written of it stands for good; a later request may yet bring no tools, or ask for several answers.
     """
     if ask.settings.recall.tool == "none":
+        return False
+    if ask.body.dialect is not CHAT:  # the tool is answered in this wire's streams only
         return False
     try:
         found = offering(ask.body.raw, TOOL_NAME)

@@ -9,7 +9,7 @@ from proxy.compaction.brief import Brief, SummaryRoute
 from proxy.compaction.portions import Group
 from proxy.core.policy import SummaryShape
 from proxy.core.summary import prompt
-from proxy.dialects.completion import allowance_tokens, takes_cache_key
+from proxy.dialects.chat.completion import takes_cache_key
 from proxy.ports import SummaryCall
 
 # An answer takes at most this share of the summary model's window, whatever was asked for.
@@ -37,7 +37,9 @@ class Sitting:
     @property
     def answer_tokens(self) -> int:
         """Tokens that an answer may take, with what the model thinks before it."""
-        return self.brief.shape.allowed(self.tokens) + allowance_tokens(self.route.model)
+        return self.brief.shape.allowed(self.tokens) + self.route.dialect.asking.allowance(
+            self.route.model, None
+        )
 
     @property
     def room(self) -> float:
@@ -70,6 +72,7 @@ class Sitting:
             prompt=asked,
             max_tokens=brief.shape.allowed(self.tokens),
             temperature=brief.shape.temperature,
+            wire=route.dialect.name,
             cache_key=_cache_key(brief) if takes_cache_key(route.url) else "",
         )
 

@@ -12,7 +12,6 @@ from proxy.core.recalled import TOOL_NAME
 from proxy.core.render import excerpt, stand_in_text
 from proxy.core.summary import NO_TASK, task_of
 from proxy.core.tail import chain_records
-from proxy.dialects.chat_message import compose, message, shortened, with_parts
 from proxy.reading import Reading
 
 # What the notice of what is missing and the frame of a message take, in tokens.
@@ -119,7 +118,7 @@ def _summary(job: Job, text: str) -> Message:
         request=carried.text if carried else "",
     )
     ours = Message(role=job.policy.stand_in_role, text=written)
-    return with_parts(ours, carried) if carried and carried.parts else message(compose(ours))
+    return job.gauge.dialect.with_parts(ours, carried) if carried and carried.parts else _read(job, ours)
 
 
 def _records(job: Job, text: str) -> Iterator[Message]:
@@ -128,10 +127,10 @@ def _records(job: Job, text: str) -> Iterator[Message]:
         yield from chain_records(job.earlier)[: job.plan.frozen]
     if text:
         written = stand_in_text(job.policy.frame, job.plan.round, text)
-        yield message(compose(Message(role=job.policy.stand_in_role, text=written)))
+        yield _read(job, Message(role=job.policy.stand_in_role, text=written))
     told = SEARCHABLE if job.searchable else ""
     parts = [LEDGER_OPENING, job.ledger, _left_out(job), told, LEDGER_CLOSING]
-    yield message(compose(Message(role="user", text="\n".join(filter(None, parts)))))
+    yield _read(job, Message(role="user", text="\n".join(filter(None, parts))))
 
 
 def _left_out(job: Job) -> str:
@@ -168,7 +167,7 @@ def _masked(job: Job, index: int) -> Message:
     call = answered_calls(job.messages[: index + 1]).get(index)
     tool = TOOL_NAME if job.searchable else ""
     text = masked_text(result, call, message_id(job.prefixes[index]), tool)
-    return message(compose(replace(result, text=text, raw=b"")))
+    return _read(job, replace(result, text=text, raw=b""))
 
 
 def _capped(job: Job, index: int) -> Message:
@@ -177,4 +176,10 @@ def _capped(job: Job, index: int) -> Message:
     layout = job.policy.layout
     limit = job.policy.task_tokens if not whole.answers or layout is None else layout.cap
     share = max(1, limit.of(job.trigger) - NOTICE_TOKENS) / max(1, whole.tokens)
-    return shortened(whole, min(1.0, share), message_id(job.prefixes[index]))
+    return job.gauge.dialect.shortened(whole, min(1.0, share), message_id(job.prefixes[index]))
+
+
+def _read(job: Job, ours: Message) -> Message:
+    """A message of ours as it will be read when it comes back."""
+    dialect = job.gauge.dialect
+    return dialect.message(dialect.compose(ours))

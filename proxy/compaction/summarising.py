@@ -21,7 +21,6 @@ from proxy.core.message import Message
 from proxy.core.policy import SummaryShape
 from proxy.core.summary import aligned_prompt, texts, validated
 from proxy.core.verifying import verified
-from proxy.dialects.completion import allowance_tokens
 from proxy.errors import SummaryFailed
 from proxy.ports import Conversation, SummaryAnswer, SummaryCall, SummaryModel
 from proxy.reading import Reading
@@ -126,7 +125,7 @@ class Summarising:
         size = sum(each.tokens for each in aligned.messages)
         size += await self._size(brief, *new, Message(role="user", text=asked))
         size += await self._reading.overhead(aligned.body.prompt_members, brief.gauge)
-        tokens = int(size * brief.ratio) + most + allowance_tokens(route.model, conversation)
+        tokens = int(size * brief.ratio) + most + route.dialect.asking.allowance(route.model, conversation)
         if tokens > route.window:
             raise SummaryFailed("overflow")
         call = SummaryCall(
@@ -137,6 +136,7 @@ class Summarising:
             prompt=asked,
             max_tokens=most,
             temperature=brief.shape.temperature,
+            wire=route.dialect.name,
             conversation=conversation,
         )
         with self._asking.admitted(brief.account, route.url, route.model):

@@ -262,4 +262,4 @@ def thread(ask: Ask, root: bytes, strategy: str) -> str:
 
 def gauge_of(ask: Ask) -> Gauge:
     """How a request is counted."""
-    return Gauge(ask.model, ask.settings.compaction.counter)
+    return Gauge(ask.model, ask.settings.compaction.counter, ask.body.dialect)

@@ -1,1 +1,1 @@
-"""Wire formats: bytes to core records and back, one module per format."""
+"""Wire formats: bytes to core records and back, one package per format, and what they share."""

@@ -7,11 +7,11 @@ stands where a provider puts its usage counts: text of the model that talks of u
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
+from proxy.dialects.dialect import Usage
 from proxy.dialects.inflate import IDENTITY, Inflater
 
 _KEEP_BYTES: Final = 65_536
@@ -24,23 +24,6 @@ _LINE_ENDS: Final = re.compile(rb"\r\n|\n|\r")
 _USAGE: Final = re.compile(rb'"usage"\s*:')
 _TELLING: Final = re.compile(rb'"usage"\s*:\s*\{|"finish_reason"\s*:\s*"')
 _DECODER: Final = json.JSONDecoder()
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a response says about its size.
-
-    Attributes:
-        prompt_tokens: Tokens of the input, cached ones included.
-        completion_tokens: Tokens of the output; 0 if it does not say.
-        cached_tokens: Tokens of the input that the provider's cache held; 0 if it does not say.
-        finish_reason: As the provider named it; empty if it did not, or if that would be costly to find.
-    """
-
-    prompt_tokens: int
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    finish_reason: str = ""
 
 
 class _Details(msgspec.Struct):

@@ -38,7 +38,7 @@ class SummaryCall:
     """One request to a summary model.
 
     Attributes:
-        url: Absolute URL of a chat completions endpoint.
+        url: Absolute URL of the endpoint.
         headers: Credentials and whatever else the call needs.
         model: The model's name.
         system: Instructions; byte-identical in every call of a strategy, so that the provider's cache hits.
@@ -48,6 +48,7 @@ class SummaryCall:
         temperature: 0..2, or None to leave it out.
         cache_key: The provider's key for its prompt cache; empty to leave it out.
         conversation: What the call continues; None where `system` and `prompt` are all of it.
+        wire: The endpoint's dialect, by name.
     """
 
     url: str
@@ -59,6 +60,7 @@ class SummaryCall:
     temperature: float | None
     cache_key: str = ""
     conversation: Conversation | None = None
+    wire: str = "chat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class SummaryModel(Protocol):
         """One answer, without retries beyond those for refused parameters. The deadline is the caller's.
 
         Raises:
-            SummaryFailed: The model could not be asked, or what came back is no chat completion. Its
+            SummaryFailed: The model could not be asked, or what came back is no answer. Its
                 `reason` is one of `http-NNN`, `overflow`, `unknown-model`, `unreachable`, `garbage`; with
                 `http-429` and `http-503` it may say when to ask again.
         """

@@ -21,10 +21,11 @@ from proxy.config.sections import CompactionSection, SummarySection
 from proxy.core.policy import Policy
 from proxy.core.price import Price
 from proxy.core.windows import known_window
-from proxy.dialects.chat import Body, read
-from proxy.dialects.chat_reader import KEY_BYTES, Reader
+from proxy.dialects.body import Body, read
+from proxy.dialects.chat.wire import CHAT
+from proxy.dialects.dialect import Usage
 from proxy.dialects.overflow import Overflow
-from proxy.dialects.usage import Usage
+from proxy.dialects.reader import KEY_BYTES, Reader
 from proxy.ports import TokenCounter
 from proxy.rehearsal.costs import Played, Subject, result
 from proxy.rehearsal.provider import Prompt, Provider
@@ -97,7 +98,7 @@ class _Run:
     provider: Provider
     unchanged: Provider
     calls: list[Call]
-    reader: Reader = field(default_factory=lambda: Reader(bytes(KEY_BYTES)))
+    reader: Reader = field(default_factory=lambda: Reader(bytes(KEY_BYTES), CHAT))
     around: frozenset[asyncio.Task[Any]] = field(default_factory=lambda: frozenset(asyncio.all_tasks()))
     forwarded: tuple[bytes, ...] = ()
     place: str = ""
@@ -198,7 +199,7 @@ def _ask(stage: Stage, run: _Run, body: Body) -> Ask:
 
 def _prompt(sent: Prompt, ask: Ask, fit: Fit) -> Prompt:
     """What a fit forwards."""
-    return sent if fit.raw is ask.body.raw else sent._replace(messages=read(fit.raw).messages)
+    return sent if fit.raw is ask.body.raw else sent._replace(messages=read(fit.raw, CHAT).messages)
 
 
 def _excess(run: _Run, body: Body, size: int) -> Overflow | None:
@@ -217,7 +218,7 @@ async def _shorter(stage: Stage, run: _Run, ask: Ask, refused: Fit, over: Overfl
         if shorter is None:
             return fit
         fit = shorter
-        forwarded = read(fit.raw)
+        forwarded = read(fit.raw, CHAT)
         size = run.provider.size(Prompt(run.model, forwarded.prompt_members, forwarded.messages))
         again = _excess(run, forwarded, size)
         if again is None:

@@ -3,8 +3,9 @@
 import json
 from typing import NamedTuple
 
-from proxy.dialects.chat import read
-from proxy.dialects.completion import own_members, request_body
+from proxy.dialects.body import read
+from proxy.dialects.chat.completion import own_members, request_body
+from proxy.dialects.chat.wire import CHAT
 from proxy.errors import SummaryFailed, Unreadable
 from proxy.ports import SummaryAnswer, SummaryCall
 from proxy.rehearsal.provider import Prompt, Provider
@@ -45,7 +46,7 @@ class Writer:
         """
         provider, calls = self.provider, self.calls
         try:
-            body = read(request_body(call, own_members(call)))
+            body = read(request_body(call, own_members(call)), CHAT)
         except Unreadable:
             raise SummaryFailed("garbage") from None
         prompt = Prompt(call.model, body.prompt_members, body.messages)

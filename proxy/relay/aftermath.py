@@ -10,8 +10,8 @@ from starlette.types import Scope
 from proxy.compaction.compactor import Compactor
 from proxy.compaction.fitting import Ask, Fit, Status
 from proxy.compaction.observing import Observing
-from proxy.dialects.chat import probe_body
-from proxy.dialects.usage import Usage, UsageTap
+from proxy.dialects.body import probe_body
+from proxy.dialects.dialect import Dialect, Usage
 from proxy.errors import UpstreamError
 from proxy.guard import contained
 from proxy.learning import Learning
@@ -109,7 +109,7 @@ class Aftermath:
             return
         usage = answered.usage
         if fit.report.status is Status.APPLIED and ask.settings.compaction.recount == "probe":
-            usage = await self._probed(answered.scope, fit) or usage
+            usage = await self._probed(answered.scope, ask.body.dialect, fit) or usage
         await self._observing.observe(ask, fit, usage)
         self._discover(answered, ask)
         if fit.ahead:
@@ -125,12 +125,12 @@ class Aftermath:
 
         self._learning.discover(ask.tenant, ask.origin, ask.model, window)
 
-    async def _probed(self, scope: Scope, fit: Fit) -> Usage | None:
+    async def _probed(self, scope: Scope, dialect: Dialect, fit: Fit) -> Usage | None:
         """What the upstream counts of the forwarded request when it is asked once more, for 16 tokens.
 
         Seeds/000 recounts in this way after each compaction. The client has its answer already.
         """
-        body = probe_body(fit.raw)
+        body = probe_body(fit.raw, dialect)
         if body is None:
             return None
         request = build_request(self._upstream, scope, body)
@@ -139,7 +139,7 @@ class Aftermath:
         except UpstreamError:  # the client's own answer still says something
             return None
         async with aclosing(opened) as answer:
-            tap = UsageTap(answer.field(b"content-type"), answer.field(b"content-encoding"))
+            tap = dialect.tap(answer.field(b"content-type"), answer.field(b"content-encoding"))
             tap.feed(await answer.peek(MAX_PROBE_BYTES))
             return tap.result() if answer.response.status == httpx.codes.OK else None
 

@@ -1,16 +1,18 @@
 """The front door: a pure ASGI application that decides who answers a request."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from starlette.requests import ClientDisconnect
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from proxy.dialects.wires import dialect_of
 from proxy.errors import Overloaded, RequestRefused, UpstreamError
 from proxy.relay.exchange import send_error
 from proxy.relay.headers import HOP_HEADER, first_values, refuse_loop
 from proxy.relay.known_clients import EVERYBODY, KnownClients
-from proxy.relay.paths import COMPACT_PATH, MCP_PATH, is_compacted, is_own
+from proxy.relay.paths import COMPACT_PATH, MCP_PATH, is_own
 
 
 def _refuse_upgrade(upgrade: bytes) -> None:
@@ -26,7 +28,7 @@ class Dispatcher:
 
     Attributes:
         admin: Answers our own paths, `base_path` included.
-        chat: Answers the compacted paths.
+        wires: Answer the compacted paths, by the dialect's name.
         blind: Answers everything else.
         hop: The mark of this installation, 16 hex digits.
         compact: Answers `/v1/compact` below `base_path`, to whom requests are relayed; None: `admin` does.
@@ -37,7 +39,7 @@ class Dispatcher:
     """
 
     admin: ASGIApp
-    chat: ASGIApp
+    wires: Mapping[str, ASGIApp]
     blind: ASGIApp
     hop: str
     compact: ASGIApp | None = None
@@ -53,8 +55,9 @@ class Dispatcher:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close"})  # before accepting: the server answers 403
         elif not is_own(scope["path"], self.base_path):
-            compacted = is_compacted(scope["method"], scope["raw_path"])
-            await self._relay(self.chat if compacted else self.blind, scope, receive, send)
+            wire = dialect_of(scope["method"], scope["raw_path"])
+            endpoint = self.blind if wire is None else self.wires.get(wire.name, self.blind)
+            await self._relay(endpoint, scope, receive, send)
         elif self.compact is not None and scope["path"] == self.base_path + COMPACT_PATH:
             await self._relay(self.compact, scope, receive, send)
         elif self.mcp is not None and scope["path"] == self.base_path + MCP_PATH:

@@ -19,7 +19,8 @@ from proxy.compaction.fitting import Ask, Mode, Status
 from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, ModelSettings, for_model
 from proxy.core.policy import STRATEGIES
-from proxy.dialects import chat
+from proxy.dialects.body import Body, cut, made, named_by, small_members
+from proxy.dialects.chat.wire import CHAT
 from proxy.dialects.json_slices import members
 from proxy.errors import RequestRefused, Unreadable
 from proxy.relay.admission import Admission
@@ -50,7 +51,7 @@ class Wanted(NamedTuple):
         target_tokens: What the list must come under.
     """
 
-    body: chat.Body
+    body: Body
     strategy: str | None
     trigger_tokens: int | None
     target_tokens: int | None
@@ -158,10 +159,11 @@ def wanted(raw: bytes) -> Wanted:
         RequestRefused: 400, it is no list of messages, names no model, or asks for what there is not.
     """
     try:
-        found, late = chat.cut(raw)
+        found, late = cut(raw, CHAT)
     except Unreadable as unreadable:
         raise _unusable(unreadable.reason) from unreadable
-    body = chat.made(raw, found["messages"], late, chat.named_by(chat.small_members(raw, found)))
+    named = named_by(small_members(raw, found, CHAT), CHAT)
+    body = made(raw, found["messages"], late, named, CHAT)
     if not body.model:
         raise RequestRefused(400, "`model` must be the name of a model.", "model_required")
     told = {name: _told(raw[found[name].start : found[name].stop]) for name in _OWN if name in found}

@@ -12,7 +12,7 @@ from proxy.config.model import Config, for_model
 from proxy.core.budget import budget
 from proxy.core.calibration import Calibration
 from proxy.core.trigger import Aims, Row, aimed, mark, marks
-from proxy.dialects.chat import has_media, models_named, outputs_named
+from proxy.dialects.guesses import has_media, models_named, outputs_named
 from proxy.learning import Learning
 from proxy.pricing import Pricing
 from proxy.wishes import Wishing

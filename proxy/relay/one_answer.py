@@ -17,10 +17,10 @@ import structlog
 from starlette.types import Send
 
 from proxy.core.recalled import TOOL_NAME
-from proxy.dialects.hidden_answer import HiddenAnswer
-from proxy.dialects.hidden_stream import HiddenStream
+from proxy.dialects.chat.hidden_answer import HiddenAnswer
+from proxy.dialects.chat.hidden_stream import HiddenStream
+from proxy.dialects.chat.tools import dumped
 from proxy.dialects.inflate import IDENTITY, Inflater
-from proxy.dialects.tools import dumped
 from proxy.dialects.usage import UsageTap
 from proxy.errors import Overloaded, UpstreamError, openai_error
 from proxy.guard import contained

@@ -10,7 +10,7 @@ from starlette.types import Scope
 
 from proxy.compaction.fitting import Ask, Fit, Report, Status
 from proxy.core.exchange import FAILED_FROM, Exchange, Unread
-from proxy.dialects.usage import Usage
+from proxy.dialects.dialect import Usage
 from proxy.noting import Notes
 from proxy.ports import HttpRequest
 from proxy.relay.aftermath import Answered

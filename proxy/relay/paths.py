@@ -6,7 +6,6 @@ from urllib.parse import quote, unquote, urlsplit
 
 from proxy.errors import RequestRefused
 
-COMPACTED_ENDING = b"/chat/completions"
 _DOTS = re.compile(rb"(?:\.|%2e){2}", re.IGNORECASE)
 # What a segment adds to the depth of a path, if not one.
 _DEPTHS = {"": 0, ".": 0, "..": -1}
@@ -29,11 +28,6 @@ OWN_PATHS = frozenset(
     }
 )
 OWN_TREES = frozenset({"admin", "ui", "mcp"})
-
-
-def is_compacted(method: str, raw_path: bytes) -> bool:
-    """Whether a request carries a conversation that we may compact, under whatever prefix."""
-    return method == "POST" and raw_path.endswith(COMPACTED_ENDING)
 
 
 def deployment(raw_path: bytes) -> str | None:

@@ -16,11 +16,11 @@ from proxy.compaction.fitting import Ask, Fit, Status
 from proxy.core.digest import message_id
 from proxy.core.recall_offer import offered
 from proxy.core.recalled import TOOL_JSON, TOOL_NAME
-from proxy.dialects.chat_reader import LITTLE_BYTES
-from proxy.dialects.hidden_calls import Call
+from proxy.dialects.chat.hidden_calls import Call
+from proxy.dialects.chat.said import answered
+from proxy.dialects.chat.tools import gone_on, is_begun, offering, with_tool, without_choice
 from proxy.dialects.overflow import detect
-from proxy.dialects.said import answered
-from proxy.dialects.tools import gone_on, is_begun, offering, with_tool, without_choice
+from proxy.dialects.reader import LITTLE_BYTES
 from proxy.dialects.usage import UsageTap
 from proxy.errors import Unreadable
 from proxy.guard import contained

@@ -30,8 +30,9 @@ from proxy.compaction.viewer import Viewer
 from proxy.config.model import Config, for_model
 from proxy.core.event import Event
 from proxy.counting import Counting
-from proxy.dialects.chat import read
-from proxy.dialects.usage import Usage
+from proxy.dialects.body import read
+from proxy.dialects.chat.wire import CHAT
+from proxy.dialects.dialect import Usage
 from proxy.errors import StoreUnavailable, SummaryFailed
 from proxy.history import History
 from proxy.learning import Learning
@@ -242,7 +243,7 @@ def ask(messages: list[JsonObject], window: int = WINDOW, **over: Any) -> Ask:
     config = Config.model_validate({"models": {"gpt-*": {"window": window, **over.pop("model", {})}}})
     members = {"model": "gpt-x", "messages": messages, "seed": 7, **over.pop("body", {})}
     made = Ask(
-        body=read(json.dumps(members).encode()),
+        body=read(json.dumps(members).encode(), CHAT),
         model="gpt-x",
         tenant="t",
         conversation="c_1",

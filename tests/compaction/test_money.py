@@ -14,7 +14,7 @@ from proxy.config.model import Config
 from proxy.core.event import COMPACTED
 from proxy.core.price import Price
 from proxy.core.trigger import Aims
-from proxy.dialects.usage import Usage
+from proxy.dialects.dialect import Usage
 from proxy.pricing import Name, Pricing
 from tests.compaction.bench import ask, bench, talk, user
 

@@ -18,14 +18,15 @@ from proxy.compaction.summarising import Aligned, Brief, Spent, Summarising, Sum
 from proxy.core.message import Call, Message
 from proxy.core.policy import ITERATIONS, SummaryShape
 from proxy.counting import Counting
-from proxy.dialects.chat import read
-from proxy.dialects.completion import own_members, request_body
+from proxy.dialects.body import read
+from proxy.dialects.chat.completion import own_members, request_body
+from proxy.dialects.chat.wire import CHAT
 from proxy.errors import SummaryFailed
 from proxy.ports import SummaryAnswer, SummaryCall
 from proxy.reading import Gauge, Reading
 
 SHAPE = SummaryShape(prompt="chained", tokens=200, max_tokens=250)
-GAUGE = Gauge("gpt-4o", "characters")
+GAUGE = Gauge("gpt-4o", "characters", CHAT)
 CHEAP = SummaryRoute("https://api.openai.com/v1/chat/completions", {}, "cheap", 100_000)
 OWN = replace(CHEAP, model="gpt-4o")
 TEXT = "### Work\n- the port of the service was set to the value that the user asked for"
@@ -404,7 +405,7 @@ async def test_a_long_call_counts_as_several_so_that_tokens_are_bounded_too(benc
 
 
 async def test_a_long_aligned_call_counts_as_several(bench: Bench) -> None:
-    long = Aligned(read(RAW), (SYSTEM, replace(USER, tokens=250_000)))
+    long = Aligned(read(RAW, CHAT), (SYSTEM, replace(USER, tokens=250_000)))
     brief = replace(BRIEF, calls_per_hour=3, routes=(replace(OWN, window=1_000_000),), aligned=long)
     await bench.write(brief)
     assert await bench.reason(brief) == "budget"
@@ -454,7 +455,7 @@ RAW = (
 )
 SYSTEM = Message(role="system", text="Be kind.", raw=b'{"role":"system","content":"Be kind."}', tokens=10)
 USER = replace(says("Set the port"), raw=b'{"role":"user","content":"Set the port to 8443"}', tokens=10)
-ALIGNED = replace(BRIEF, routes=(OWN,), aligned=Aligned(read(RAW), (SYSTEM, USER)))
+ALIGNED = replace(BRIEF, routes=(OWN,), aligned=Aligned(read(RAW, CHAT), (SYSTEM, USER)))
 NARROW = replace(ALIGNED, routes=(replace(OWN, window=1_000),))
 
 
@@ -490,8 +491,8 @@ async def test_an_aligned_call_that_is_refused_falls_back_to_a_transcript(bench:
 @pytest.mark.parametrize(
     "brief",
     [
-        replace(NARROW, aligned=Aligned(read(RAW), (replace(USER, tokens=800),))),
-        replace(NARROW, aligned=Aligned(read(RAW), (says("x" * 4_000),))),
+        replace(NARROW, aligned=Aligned(read(RAW, CHAT), (replace(USER, tokens=800),))),
+        replace(NARROW, aligned=Aligned(read(RAW, CHAT), (says("x" * 4_000),))),
         replace(ALIGNED, routes=(CHEAP,)),
     ],
     ids=["too large", "too large, uncounted", "another model"],

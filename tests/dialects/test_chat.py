@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import pytest
@@ -10,18 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.core.message import Message
-from proxy.dialects.chat import (
+from proxy.dialects.body import (
     Body,
-    Mentioned,
-    has_media,
-    models_named,
-    outputs_named,
     probe_body,
     read,
     with_output,
     write,
 )
-from proxy.dialects.chat_message import message
+from proxy.dialects.chat.message import message
+from proxy.dialects.chat.wire import CHAT
+from proxy.dialects.guesses import Mentioned, has_media, models_named, outputs_named
 from proxy.errors import Unreadable
 
 # The machine may be busy.
@@ -39,7 +38,7 @@ REASONS = {"not-json", "duplicate-keys", "no-messages", "no-array", "too-deep"}
 
 def reason(raw: bytes) -> str:
     with pytest.raises(Unreadable) as refused:
-        read(raw)
+        read(raw, CHAT)
     return refused.value.reason
 
 
@@ -48,7 +47,7 @@ def body(**members: Any) -> bytes:
 
 
 def test_a_body_is_cut_up_without_touching_a_byte() -> None:
-    cut = read(RAW)
+    cut = read(RAW, CHAT)
 
     assert cut == Body(
         raw=RAW,
@@ -57,12 +56,13 @@ def test_a_body_is_cut_up_without_touching_a_byte() -> None:
         model="gpt-4o",
         max_output=64,
         prompt_members=('[ {"type" : "function"} ]',),
+        dialect=CHAT,
     )
     assert RAW[cut.place.start : cut.place.stop] == b"[ %b ,\n %b ]" % MESSAGES
 
 
 def test_only_the_value_of_messages_is_replaced() -> None:
-    cut = read(RAW)
+    cut = read(RAW, CHAT)
     written = write(cut, [message(MESSAGES[1]), Message("user", "née \ud800")])
 
     assert written == b"".join(
@@ -120,18 +120,18 @@ def test_a_body_that_cannot_be_rewritten_is_refused_with_its_reason(raw: bytes, 
 def test_the_largest_output_is_a_positive_number_or_unknown(
     members: dict[str, Any], expected: int | None
 ) -> None:
-    assert read(body(**members)).max_output == expected
+    assert read(body(**members), CHAT).max_output == expected
 
 
 @pytest.mark.parametrize(("model", "expected"), [("a/b", "a/b"), (None, ""), (4, ""), ({"model": "x"}, "")])
 def test_a_model_is_a_string_or_unknown(model: Any, expected: str) -> None:
-    assert read(body(model=model)).model == expected
+    assert read(body(model=model), CHAT).model == expected
 
 
 def test_definitions_are_prompt_members_in_their_own_order() -> None:
     raw = body(response_format={"type": "json"}, functions=[1], tools=[2], stop=["x"])
 
-    assert read(raw).prompt_members == ("[2]", "[1]", '{"type": "json"}')
+    assert read(raw, CHAT).prompt_members == ("[2]", "[1]", '{"type": "json"}')
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_models_are_found_without_parsing(raw: bytes, expected: set[str]) -> Non
         (b'{"max_tokens":1234567890123}', [1234567890123]),
         (b'{"max_tokens":%b}' % (b"9" * 5_000), [10**18 - 1]),
         (b'{"x":"\\"max_tokens\\":64"}', []),
-        (b'{"max_tokens":null,"max_output_tokens":3}', []),
+        (b'{"max_tokens":null,"max_output_tokens":3}', [3]),
         (b"", []),
     ],
 )
@@ -196,10 +196,10 @@ VALID = st.builds(
 @UNHURRIED
 @given(VALID)
 def test_what_is_read_can_be_written_again_with_every_other_byte_its_own(raw: bytes) -> None:
-    cut = read(raw)
+    cut = read(raw, CHAT)
     records = [replace(Message("user"), raw=each) for each in cut.messages]
     written = write(cut, records)
-    again = read(written)
+    again = read(written, CHAT)
 
     assert again.messages == cut.messages
     assert written[: cut.place.start] == raw[: cut.place.start]
@@ -211,7 +211,7 @@ def test_what_is_read_can_be_written_again_with_every_other_byte_its_own(raw: by
 @UNHURRIED
 @given(VALID)
 def test_the_model_and_the_output_asked_for_are_never_missed(raw: bytes) -> None:
-    cut = read(raw)
+    cut = read(raw, CHAT)
 
     assert cut.model in models_named(raw)
     assert cut.max_output in outputs_named(raw)
@@ -248,7 +248,7 @@ def test_a_damaged_body_is_read_or_refused_with_a_reason_and_only_json_is_read(
     gone = data.draw(st.integers(0, 4))
     put = data.draw(st.binary(max_size=3) | st.sampled_from([b'"', b"\\", b"{", b"]", b",", b"NaN", b"0"]))
     damaged = raw[:at] + put + raw[at + gone :]
-    cut = judged(read, damaged)
+    cut = judged(partial(read, dialect=CHAT), damaged)
     assert cut is None or is_json_object(damaged)
     for each in cut.messages if cut else ():
         message(each)
@@ -259,7 +259,7 @@ def test_a_damaged_body_is_read_or_refused_with_a_reason_and_only_json_is_read(
 def test_any_bytes_are_read_or_refused_with_a_reason(raw: bytes) -> None:
     models_named(raw)
     outputs_named(raw)
-    judged(read, raw)
+    judged(partial(read, dialect=CHAT), raw)
     judged(message, raw)
 
 
@@ -279,7 +279,10 @@ def test_media_are_noticed_without_parsing(raw: bytes, expected: bool) -> None: 
 
 def test_a_very_long_model_name_is_cut_and_stays_its_own() -> None:
     names = ["m" * 300 + "a", "m" * 300 + "b"]
-    cut = [read(json.dumps({"model": name, "messages": [{"role": "user"}]}).encode()).model for name in names]
+    cut = [
+        read(json.dumps({"model": name, "messages": [{"role": "user"}]}).encode(), CHAT).model
+        for name in names
+    ]
     assert len(set(cut)) == 2
     assert all(len(name) < 100 for name in cut)
     assert models_named(b'{"model":"%s"}' % names[0].encode()) == {cut[0]}
@@ -288,7 +291,7 @@ def test_a_very_long_model_name_is_cut_and_stays_its_own() -> None:
 def test_more_messages_or_parts_than_any_model_reads_are_relayed_unread() -> None:
     many = b'{"messages":[' + b"{}," * 100_000 + b"{}]}"
     with pytest.raises(Unreadable, match="too-many"):
-        read(many)
+        read(many, CHAT)
 
 
 @pytest.mark.parametrize(
@@ -330,14 +333,14 @@ def test_less_output_is_asked_for_where_more_was_and_every_other_byte_stays(
     fields: str, expected: str
 ) -> None:
     raw = '{{ {}"messages":[{{"role":"user","content":"\\"max_tokens\\": 7"}}] }}'
-    body = read(raw.format(fields).encode())
+    body = read(raw.format(fields).encode(), CHAT)
     assert with_output(body, 300) == raw.format(expected).encode()
 
 
 def test_a_probe_asks_for_sixteen_tokens_of_the_same_prompt_unstreamed() -> None:
     fields = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": [], "user": "u"}
     asked = {**fields, "stream": True, "stream_options": {"include_usage": True}, "n": 3}
-    probe = probe_body(json.dumps({**asked, "max_completion_tokens": 900}).encode())
+    probe = probe_body(json.dumps({**asked, "max_completion_tokens": 900}).encode(), CHAT)
     assert json.loads(probe or b"") == {**fields, "max_completion_tokens": 16}
-    assert json.loads(probe_body(json.dumps(asked).encode()) or b"") == {**fields, "max_tokens": 16}
-    assert probe_body(b"[]") is None
+    assert json.loads(probe_body(json.dumps(asked).encode(), CHAT) or b"") == {**fields, "max_tokens": 16}
+    assert probe_body(b"[]", CHAT) is None

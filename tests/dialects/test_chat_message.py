@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from proxy.core.digest import message_digest
 from proxy.core.message import Call, Message, Part
-from proxy.dialects.chat_message import LONG_ARGUMENT, compose, message, shortened
-from proxy.dialects.chat_parts import UNKNOWN_PART_TOKENS, part_tokens
+from proxy.dialects.chat.message import LONG_ARGUMENT, compose, message, shortened
+from proxy.dialects.chat.parts import UNKNOWN_PART_TOKENS, part_tokens
 from proxy.errors import Unreadable
 
 # The machine may be busy.

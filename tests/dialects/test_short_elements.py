@@ -1,12 +1,14 @@
 """Arrays and objects of very many very short values, which would take forty times their bytes."""
 
 import json
+from functools import partial
 
 import pytest
 
-from proxy.dialects.chat import read
-from proxy.dialects.chat_reader import Reader
+from proxy.dialects.body import read
+from proxy.dialects.chat.wire import CHAT
 from proxy.dialects.json_slices import MAX_MEMBERS, MAX_UNSEEN_BYTES, elements, members
+from proxy.dialects.reader import Reader
 from proxy.errors import Unreadable
 
 SAID = b'{"role":"user","content":"hello"}'
@@ -21,9 +23,9 @@ def test_very_many_short_elements_are_refused_before_they_are_copied(short: byte
 
 def test_numbers_behind_a_message_are_refused_also_where_its_beginning_is_known() -> None:
     body = b'{"model":"m","messages":[%b]}'
-    reader = Reader(bytes(32))
+    reader = Reader(bytes(32), CHAT)
     reader.read(body % SAID, "t")
-    for read_by in (read, lambda raw: reader.read(raw, "t")):
+    for read_by in (partial(read, dialect=CHAT), partial(reader.read, tenant="t")):
         with pytest.raises(Unreadable):
             read_by(body % (SAID + b",1" * MAX_UNSEEN_BYTES))
 

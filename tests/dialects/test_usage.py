@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.usage import Usage, UsageTap
+from proxy.dialects.dialect import Usage
+from proxy.dialects.usage import UsageTap
 
 STREAM = "text/event-stream; charset=utf-8"
 JSON = "application/json"

@@ -17,10 +17,12 @@ with atheris.instrument_imports(
 ):
     from proxy.core.digest import canonical_arguments
     from proxy.core.tokens import definition_piece
-    from proxy.dialects import chat
-    from proxy.dialects.chat_message import message
-    from proxy.dialects.chat_reader import Reader
+    from proxy.dialects.body import read as read_body
+    from proxy.dialects.chat.message import message
+    from proxy.dialects.chat.wire import CHAT
+    from proxy.dialects.guesses import models_named, outputs_named
     from proxy.dialects.overflow import detect
+    from proxy.dialects.reader import Reader
     from proxy.dialects.usage import UsageTap
     from proxy.errors import RequestRefused, Unreadable
     from proxy.relay.control import control
@@ -29,7 +31,7 @@ with atheris.instrument_imports(
     from proxy.relay.paths import deployment, is_own, join
     from proxy.serving.request_parser import Head, RequestParser
 
-READER = Reader(bytes(32), max_beginnings=16)
+READER = Reader(bytes(32), CHAT, max_beginnings=16)
 SAID = b'{"role":"user","content":"h"}'
 
 
@@ -61,10 +63,10 @@ class Listener:
 
 def read(data: bytes) -> None:
     """A body, all of it, and then as one that has grown."""
-    chat.models_named(data)
-    chat.outputs_named(data)
+    models_named(data)
+    outputs_named(data)
     try:
-        body = chat.read(data)
+        body = read_body(data, CHAT)
     except Unreadable:
         return
     assert READER.read(data, "t").messages == body.messages

@@ -10,8 +10,8 @@ import pytest
 
 from proxy.compaction.fitting import Fit, Report, Status
 from proxy.demo import wire
-from proxy.dialects.hidden_calls import Call
-from proxy.dialects.usage import Usage
+from proxy.dialects.chat.hidden_calls import Call
+from proxy.dialects.dialect import Usage
 from proxy.errors import Overloaded, UpstreamError
 from proxy.memory import Asker
 from proxy.relay import one_answer, recalling

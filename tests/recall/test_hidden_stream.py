@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.demo import wire
 from proxy.dialects import event_stream
-from proxy.dialects.hidden_stream import HiddenStream
+from proxy.dialects.chat.hidden_stream import HiddenStream
 
 TOOL = "memory_search"
 FIRST = wire.Envelope("chatcmpl-1", 1, "m-1")

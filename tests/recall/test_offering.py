@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects.tools import gone_on, is_begun, offering, with_tool, without_choice
+from proxy.dialects.chat.tools import gone_on, is_begun, offering, with_tool, without_choice
 from proxy.errors import Unreadable
 
 NAME = "memory_search"

@@ -15,7 +15,8 @@ from proxy.compaction.fitting import Ask, Mode
 from proxy.compaction.viewer import Viewer
 from proxy.config.model import Config, for_model
 from proxy.counting import Counting
-from proxy.dialects.chat import read
+from proxy.dialects.body import read
+from proxy.dialects.chat.wire import CHAT
 from proxy.errors import StoreUnavailable
 from proxy.learning import Learning
 from proxy.reading import Reading
@@ -65,7 +66,7 @@ class Entrance:
 
     async def due(self, raw: bytes, deployment: str | None = None) -> str | None:
         """Why a body would have to be compacted, or None, by its full count."""
-        body = read(raw)
+        body = read(raw, CHAT)
         model = deployment or body.model
         asked = for_model(self.config, model)
         ask = Ask(body, model, TENANT, None, ORIGIN, asked, Mode.ACTIVE, None, tuple, None)

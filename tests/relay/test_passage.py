@@ -6,7 +6,7 @@ import pytest
 
 from proxy.compaction.fitting import Fit, Report, Status
 from proxy.core.exchange import Exchange
-from proxy.dialects.usage import Usage
+from proxy.dialects.dialect import Usage
 from proxy.relay.control import Control
 from proxy.relay.identity import Who
 from proxy.relay.passage import Passage, request_id

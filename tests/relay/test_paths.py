@@ -2,8 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.dialects.wires import dialect_of
 from proxy.errors import RequestRefused
-from proxy.relay.paths import is_compacted, is_own, join
+from proxy.relay.paths import is_own, join
 
 
 @pytest.mark.parametrize(
@@ -16,7 +17,9 @@ from proxy.relay.paths import is_compacted, is_own, join
     ],
 )
 def test_posts_whose_path_ends_in_chat_completions_are_compacted(raw_path: bytes) -> None:
-    assert is_compacted("POST", raw_path)
+    wire = dialect_of("POST", raw_path)
+    assert wire is not None
+    assert wire.name == "chat"
 
 
 @pytest.mark.parametrize(
@@ -31,7 +34,7 @@ def test_posts_whose_path_ends_in_chat_completions_are_compacted(raw_path: bytes
     ],
 )
 def test_nothing_else_is_compacted(method: str, raw_path: bytes) -> None:
-    assert not is_compacted(method, raw_path)
+    assert dialect_of(method, raw_path) is None
 
 
 @pytest.mark.parametrize(

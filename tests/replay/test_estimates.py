@@ -23,6 +23,7 @@ from proxy.core.digest import prefix_digests
 from proxy.core.keys import root_of
 from proxy.core.message import Message
 from proxy.counting import Counting
+from proxy.dialects.chat.wire import CHAT
 from proxy.reading import Gauge, Reading
 from proxy.storage.records import Records
 
@@ -93,7 +94,7 @@ async def test_an_anchored_estimate_is_within_two_percent_from_the_third_request
     session: dict[str, Any],
 ) -> None:
     reading = Reading({"tiktoken": Counting(TiktokenCounter(print))})
-    gauge = Gauge(session["model"], "tiktoken")
+    gauge = Gauge(session["model"], "tiktoken", CHAT)
     messages = await reading.messages([json.dumps(each).encode() for each in session["messages"]], gauge)
     overhead = await reading.overhead([json.dumps(session["tools"])], gauge)
     reading.close()

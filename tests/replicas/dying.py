@@ -18,7 +18,7 @@ from proxy.cli import app
 from proxy.compaction import making, turns
 from proxy.compaction.summarising import Summarising
 from proxy.history import History
-from proxy.relay import chat
+from proxy.relay import endpoint
 from proxy.serving.cycle import Cycle
 from proxy.storage.records import Records
 
@@ -34,7 +34,7 @@ POINTS: list[tuple[tuple[Any, ...], str, bool]] = [
     ((RedisStore, SqliteStore), "commit", True),
     ((Records,), "release", False),
     ((Records,), "release", True),
-    ((chat,), "open_answer", False),
+    ((endpoint,), "open_answer", False),
     ((Cycle,), "_send_body", True),
 ]
 

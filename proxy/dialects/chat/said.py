@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from proxy.dialects.hidden_calls import TOOL_CALLS, Call, JsonObject, function_of, grow, is_object
+from proxy.dialects.chat.hidden_calls import TOOL_CALLS, Call, JsonObject, function_of, grow, is_object
 
 # What models think, in the words of providers that want it back between a call and its result (DeepSeek,
 # Kimi, vLLM, OpenRouter, LiteLLM, Gemini); signatures are among it, so nothing of it is changed.

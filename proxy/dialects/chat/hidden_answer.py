@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from proxy.dialects import long_json
-from proxy.dialects.hidden_calls import CUT_OFF, STOP, TOOL_CALLS, Call, Calls, JsonObject
-from proxy.dialects.hidden_stream import ENVELOPE
-from proxy.dialects.said import Said, added, break_between
-from proxy.dialects.tools import dumped
+from proxy.dialects.chat.hidden_calls import CUT_OFF, STOP, TOOL_CALLS, Call, Calls, JsonObject
+from proxy.dialects.chat.hidden_stream import ENVELOPE
+from proxy.dialects.chat.said import Said, added, break_between
+from proxy.dialects.chat.tools import dumped
 from proxy.errors import Unreadable
 
 _CALLING: Final = b'"tool_calls"'

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from proxy.core.message import Message
-from proxy.dialects.chat_message import compose
+from proxy.dialects.chat.message import compose
 from proxy.dialects.json_slices import members
 from proxy.errors import SummaryFailed
 from proxy.ports import Conversation, SummaryAnswer, SummaryCall

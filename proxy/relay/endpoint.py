@@ -13,9 +13,9 @@ from proxy.compaction.compactor import REPLAYS, Compactor
 from proxy.compaction.fitting import Ask, Fit, Mode, Report, Status
 from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, ModelSettings, for_model
-from proxy.dialects.chat_reader import KEY_BYTES, Reader
+from proxy.dialects.dialect import Dialect, Tap
 from proxy.dialects.overflow import detect
-from proxy.dialects.usage import UsageTap
+from proxy.dialects.reader import KEY_BYTES, Reader
 from proxy.errors import Overloaded, Unreadable, UpstreamError
 from proxy.logs import REQUEST
 from proxy.memory import Memory
@@ -39,18 +39,20 @@ from proxy.relay.one_answer import relay_one
 from proxy.relay.passage import Passage, request_id
 from proxy.relay.paths import deployment
 from proxy.relay.recalling import Course, Offer, asked_with, minds, offer
+from proxy.relay.refusal import may_be_refusal
 from proxy.relay.summary_routes import summary_routes
 from proxy.tracing import Tracer
 
 USUAL = Control()
 
 
-class Chat:
+class Endpoint:
     """An ASGI endpoint that makes requests fit and relays them.
 
     Args:
         config: The configuration.
         upstream: Where requests go.
+        dialect: Their wire.
         compactor: Makes requests fit.
         aftermath: Learns from answers.
         gate: Lets small requests through.
@@ -64,6 +66,7 @@ class Chat:
         self,
         config: Config,
         upstream: Upstream,
+        dialect: Dialect,
         *,
         compactor: Compactor,
         aftermath: Aftermath,
@@ -75,12 +78,13 @@ class Chat:
     ) -> None:
         self._config = config
         self._upstream = upstream
-        self._origin = origin(config.upstream.base_url)
+        self._origin = origin(upstream.base_url)
         self._compactor = compactor
         self._aftermath = aftermath
         self._gate = gate
         self._secret = secret
-        self._reader = Reader(token_bytes(KEY_BYTES))
+        self._dialect = dialect
+        self._reader = Reader(token_bytes(KEY_BYTES), dialect)
         session = config.session
         known = bool(config.server.client_keys)
         self._identities = Identities(self._origin, session.tenant, session.headers, known=known)
@@ -129,7 +133,7 @@ class Chat:
             passage.ended(usage, self._origin, self._aftermath.notes)
         return None if tap is None else passage.answered(usage)
 
-    async def _relay(self, passage: Passage, send: Send) -> UsageTap | None:
+    async def _relay(self, passage: Passage, send: Send) -> Tap | None:
         """Fit, forward, stream back; the tap that watched, or None if nothing is to be learned."""
         await self._fit(passage)
         try:
@@ -146,11 +150,11 @@ class Chat:
         if not passage.teaches:
             await relay_back(answer, send, extra=passage.headers())
             return None
-        tap = UsageTap(answer.field(b"content-type"), answer.field(b"content-encoding"))
+        tap = self._dialect.tap(answer.field(b"content-type"), answer.field(b"content-encoding"))
         whole = await relay_back(answer, send, extra=passage.headers(), tap=tap.feed)
         return tap if whole else None
 
-    async def _relay_one(self, passage: Passage, made: Offer, answer: Answer, send: Send) -> UsageTap | None:
+    async def _relay_one(self, passage: Passage, made: Offer, answer: Answer, send: Send) -> Tap | None:
         """Relay an answer that may call the tool it was offered; see `_relay`."""
         asking = partial(self._open, passage)
         course = passage.course = Course(made, asking, answer.field(b"content-type"))
@@ -185,7 +189,7 @@ class Chat:
         """The request as the compactor takes it.
 
         Raises:
-            Unreadable: It is no chat request, or an encoded one (`encoded`).
+            Unreadable: It is no request that we could rewrite, or an encoded one (`encoded`).
         """
         if value(passage.scope["headers"], b"content-encoding") not in {None, b"identity"}:
             raise Unreadable("encoded")
@@ -229,7 +233,7 @@ class Chat:
             return answer  # of what was not read nothing is too long
         shorter, given = None, False
         try:
-            if await _may_be_refusal(answer):
+            if await may_be_refusal(answer, self._dialect):
                 shorter = await self._recovered(passage, answer, passage.whole())
                 shorter = shorter or await self._bare(passage, answer)
             given = shorter is None  # a refusal, too, is what the client gets then
@@ -286,14 +290,3 @@ class Chat:
         async with aclosing(answer):
             again = refusals < REPLAYS
             return await self._recovered(passage, answer, shorter, refusals + 1) if again else None
-
-
-async def _may_be_refusal(answer: Answer) -> bool:
-    """Whether an answer may say that the request is too long: an error, or a 200 that begins with one.
-
-    Some local servers refuse inside a stream that has already begun. For a request large enough to have been
-    read the first chunk is awaited before the status is relayed; it is relayed with it.
-    """
-    if answer.response.status != httpx.codes.OK:
-        return answer.response.status >= httpx.codes.BAD_REQUEST
-    return b"error" in (await answer.peek(1))[:PEEK_BYTES]

@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from proxy.dialects.chat.hidden_calls import CUT_OFF, STOP, TOOL_CALLS, Call, Calls, JsonObject
+from proxy.dialects.chat.kept import Kept
+from proxy.dialects.chat.said import DETAILS, Said, added, break_between, renumber
+from proxy.dialects.chat.tools import dumped
 from proxy.dialects.event_stream import DONE, Events, data_of, with_data
-from proxy.dialects.hidden_calls import CUT_OFF, STOP, TOOL_CALLS, Call, Calls, JsonObject
 from proxy.dialects.json_slices import DECODER
-from proxy.dialects.kept import Kept
-from proxy.dialects.said import DETAILS, Said, added, break_between, renumber
-from proxy.dialects.tools import dumped
 
 # Members of an event that say which answer it belongs to.
 ENVELOPE: Final = ("id", "created", "model", "system_fingerprint", "service_tier")

@@ -2,32 +2,18 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from proxy.core.digest import message_digest
 from proxy.core.media import audio_tokens, file_tokens, image_url_tokens
-from proxy.core.message import Message
-from proxy.dialects.chat_message import decoded, record_of
+from proxy.dialects.chat.message import decoded, record_of
+from proxy.dialects.dialect import Weighed
 from proxy.errors import Unreadable
 
 # A part of a kind we do not know, in tokens, at most.
 UNKNOWN_PART_TOKENS = 1_000
 # Base64 carries three bytes in four characters.
 _BASE64_RATIO = 0.75
-
-
-class Weighed(NamedTuple):
-    """A message that is yet to be counted.
-
-    Attributes:
-        record: Its core record, without digest and tokens.
-        digest: Its digest.
-        parts: Tokens of all its parts that are not text, before calibration.
-    """
-
-    record: Message
-    digest: bytes
-    parts: int
 
 
 def weighed(raw: bytes, model: str) -> Weighed:

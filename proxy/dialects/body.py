@@ -1,0 +1,201 @@
+"""A request body, whatever its wire: cut up, and written again with other messages.
+
+There is no schema here. What we do not understand survives because it is never decoded into anything but
+itself, and what is forwarded is the client's own body with only its array of messages replaced.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from proxy.core.message import Message
+from proxy.dialects.dialect import Dialect
+from proxy.dialects.json_slices import Slice, members
+from proxy.errors import Unreadable
+
+_FIRST = itemgetter(0)
+# More messages than this are no conversation that a model could read.
+MAX_MESSAGES = 100_000
+# A longer name is no model's; its beginning and digest stand for it, so that no memory and no log holds it.
+MAX_MODEL_CHARACTERS = 256
+# Whole numbers of at most so many digits are read without a decoder.
+_DIGITS = 18
+PROBE_TOKENS = 16
+_NOT_PROBED = frozenset({"stream", "stream_options", "n"})
+
+
+class Body(NamedTuple):  # made for each request: a dataclass costs four times as much
+    """A request body, cut up.
+
+    Attributes:
+        raw: The client's bytes.
+        place: Where in them the value that holds the messages stands.
+        late: Each message's bytes, as pieces; where `since` is set, only of those that came behind it.
+        model: The model asked for; empty if the body names none.
+        max_output: Largest output asked for, in tokens; None if the body does not say.
+        prompt_members: The JSON of tools and the like, which count as prompt tokens.
+        dialect: The wire.
+        mark: Names these very messages of this tenant; empty if they are not to be known again.
+        since: The mark of an earlier body, which begins with the messages that are not in `late`; or empty.
+    """
+
+    raw: bytes
+    place: Slice
+    late: tuple[bytes, ...]
+    model: str
+    max_output: int | None
+    prompt_members: tuple[str, ...]
+    dialect: Dialect
+    mark: bytes = b""
+    since: bytes = b""
+
+    @property
+    def messages(self) -> tuple[bytes, ...]:
+        """Each message's bytes, cut out anew where only the late ones have been."""
+        if not self.since:
+            return self.late
+        value = memoryview(self.raw)[self.place.start : self.place.stop]
+        return self.dialect.pieces(self.dialect.listed(value))
+
+
+def read(raw: bytes, dialect: Dialect) -> Body:
+    """Cut a request body up.
+
+    Raises:
+        Unreadable: It is no request that we could rewrite: `not-json`, `duplicate-keys`, `no-messages`,
+            `no-array`, `too-deep`, `too-many`; or one that its dialect wants left as it is.
+    """
+    found, listed = cut(raw, dialect)
+    place = found[dialect.members.messages]
+    return made(
+        raw, place, dialect.pieces(listed), named_by(small_members(raw, found, dialect), dialect), dialect
+    )
+
+
+def cut(raw: bytes, dialect: Dialect) -> tuple[dict[str, Slice], tuple[bytes, ...]]:
+    """Where the members of a body stand, and the elements of its messages.
+
+    Raises:
+        Unreadable: See `read`.
+    """
+    try:
+        found = members(raw)
+        place = found.get(dialect.members.messages)
+        listed = dialect.listed(memoryview(raw)[place.start : place.stop]) if place else ()
+    except RecursionError:
+        raise Unreadable("too-deep") from None
+    if len(listed) > MAX_MESSAGES:
+        raise Unreadable("too-many")
+    if not listed:
+        raise Unreadable("no-messages")
+    telling = {
+        key: raw[found[key].start : found[key].stop] for key in dialect.members.telling if key in found
+    }
+    if telling and (reason := dialect.left(telling)):
+        raise Unreadable(reason)
+    return found, listed
+
+
+def are_objects(values: Iterable[bytes]) -> bool:
+    """Whether each of these JSON values is an object."""
+    return set(map(_FIRST, values)) <= {ord("{")}
+
+
+def small_members(raw: bytes, found: Mapping[str, Slice], dialect: Dialect) -> dict[str, bytes]:
+    """What of a body matters to us beside the messages, of the members that were found."""
+    mattering = ("model", *dialect.members.output, *dialect.members.prompt)
+    return {key: raw[found[key].start : found[key].stop] for key in mattering if key in found}
+
+
+class Named(NamedTuple):
+    """What the members of a body say; see `Body`."""
+
+    model: str
+    max_output: int | None
+    prompt_members: tuple[str, ...]
+
+
+def named_by(rest: Mapping[str, bytes], dialect: Dialect) -> Named:
+    """What `small_members` say."""
+    model = _value(rest.get("model"))
+    return Named(
+        bounded(model) if isinstance(model, str) else "",
+        _max_output(rest, dialect),
+        tuple([rest[key].decode("utf-8", "replace") for key in dialect.members.prompt if key in rest]),
+    )
+
+
+def made(
+    raw: bytes,
+    place: Slice,
+    late: tuple[bytes, ...],
+    named: Named,
+    dialect: Dialect,
+    mark: bytes = b"",
+    since: bytes = b"",
+) -> Body:
+    """A body of its parts."""
+    return Body(raw, place, late, named.model, named.max_output, named.prompt_members, dialect, mark, since)
+
+
+def bounded(model: str) -> str:
+    """A model's name, cut to what a name can be."""
+    if len(model) <= MAX_MODEL_CHARACTERS:
+        return model
+    return f"{model[:64]}…{hashlib.sha256(model.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+
+
+def probe_body(raw: bytes, dialect: Dialect) -> bytes | None:
+    """A request that costs as little as can be and is counted like this one; None if it is none."""
+    fields = small(raw)
+    if not isinstance(fields, dict):
+        return None
+    output = dialect.members.output
+    named = next((each for each in output if each in fields), output[-1])
+    kept = {key: value for key, value in fields.items() if key not in _NOT_PROBED and key not in output}
+    return json.dumps({**kept, named: PROBE_TOKENS}).encode()
+
+
+def with_output(body: Body, tokens: int) -> bytes:
+    """The client's body asking for so many tokens of output where it asks for more; else as it is."""
+    if body.max_output is None or body.max_output <= tokens:
+        return body.raw
+    found = members(body.raw)
+    places = sorted((found[key] for key in body.dialect.members.output if key in found), reverse=True)
+    raw = body.raw
+    for place in places:
+        raw = raw[: place.start] + b"%d" % tokens + raw[place.stop :]
+    return raw
+
+
+def _max_output(rest: Mapping[str, bytes], dialect: Dialect) -> int | None:
+    for key in dialect.members.output:
+        asked = _value(rest[key]) if key in rest else None
+        if type(asked) is int and asked > 0:
+            return asked
+    return None
+
+
+def _value(raw: bytes | None) -> Any:
+    """The value of a small member that is known to be JSON; plain strings and numbers without a decoder."""
+    if raw is None:
+        return None
+    if raw.startswith(b'"') and b"\\" not in raw:
+        return raw[1:-1].decode()
+    return int(raw) if raw.isdigit() and len(raw) <= _DIGITS else small(raw)
+
+
+def small(raw: bytes | None) -> Any:
+    """The value of a small member; None if it is absent or cannot be read."""
+    try:
+        return None if raw is None else json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+
+
+def write(body: Body, messages: Sequence[Message]) -> bytes:
+    """The client's body with other messages; every other byte is its own."""
+    joined = body.dialect.joined(messages)
+    return b"".join((body.raw[: body.place.start], b"[", joined, b"]", body.raw[body.place.stop :]))

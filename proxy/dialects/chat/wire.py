@@ -1,0 +1,70 @@
+"""The chat completions wire as a dialect."""
+
+from collections.abc import Mapping, Sequence
+
+from proxy.core.digest import VERSION
+from proxy.core.message import Message
+from proxy.dialects.body import are_objects
+from proxy.dialects.chat.completion import allowance_tokens, answer, own_members, request_body
+from proxy.dialects.chat.message import compose, message, shortened, with_parts
+from proxy.dialects.chat.parts import part_tokens, weighed
+from proxy.dialects.dialect import Asking, Dialect, Members
+from proxy.dialects.json_slices import elements
+from proxy.dialects.usage import UsageTap
+from proxy.errors import Unreadable, openai_error
+
+
+def _listed(value: memoryview) -> tuple[bytes, ...]:
+    listed = elements(value)
+    if not are_objects(listed):
+        raise Unreadable("no-messages")
+    return listed
+
+
+def _never_left(_: Mapping[str, bytes]) -> str:
+    return ""
+
+
+def _pieces(listed: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """Every element is a message."""
+    return listed
+
+
+def _ended(_: bytes) -> bool:
+    return False
+
+
+def _joined(messages: Sequence[Message]) -> bytes:
+    return b",".join([each.raw or compose(each) for each in messages])
+
+
+def _opening(seen: bytes) -> bool:
+    """The first chunk tells."""
+    return not seen
+
+
+CHAT = Dialect(
+    name="chat",
+    seed=VERSION,
+    members=Members(
+        messages="messages",
+        output=("max_completion_tokens", "max_tokens"),
+        prompt=("tools", "functions", "response_format"),
+    ),
+    result=b'"tool_call_id"',
+    listed=_listed,
+    left=_never_left,
+    pieces=_pieces,
+    unended=_ended,
+    weighed=weighed,
+    part_tokens=part_tokens,
+    message=message,
+    compose=compose,
+    with_parts=with_parts,
+    shortened=shortened,
+    joined=_joined,
+    asking=Asking("/chat/completions", allowance_tokens, own_members, request_body, answer),
+    tap=UsageTap,
+    opening=_opening,
+    error=openai_error,
+)

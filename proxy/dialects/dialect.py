@@ -1,0 +1,142 @@
+"""What a wire format is to the rest of us: a record of functions, one for each thing that differs.
+
+The engine knows nothing of formats. A request's body carries its dialect along, and whoever has bytes to read
+or to write asks that.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from proxy.core.message import Message
+from proxy.errors import Shown
+from proxy.ports import Conversation, SummaryAnswer, SummaryCall
+
+
+class Members(NamedTuple):
+    """The names of a body's members that matter to us.
+
+    Attributes:
+        messages: Holds the conversation.
+        output: Say how long an answer may be, in tokens; the first that says so decides.
+        prompt: Become prompt tokens beside the conversation.
+        telling: Tell whether the body is to be left as it is (`Dialect.left`).
+    """
+
+    messages: str
+    output: tuple[str, ...]
+    prompt: tuple[str, ...]
+    telling: tuple[str, ...] = ()
+
+
+class Weighed(NamedTuple):
+    """A message that is yet to be counted.
+
+    Attributes:
+        record: Its core record, without digest and tokens.
+        digest: Its digest.
+        parts: Tokens of all its parts that are not text, before calibration.
+    """
+
+    record: Message
+    digest: bytes
+    parts: int
+
+
+class Usage(NamedTuple):
+    """What a response says about its size.
+
+    Attributes:
+        prompt_tokens: Tokens of the input, cached ones included.
+        completion_tokens: Tokens of the output; 0 if it does not say.
+        cached_tokens: Tokens of the input that the provider's cache held; 0 if it does not say.
+        finish_reason: As the provider named it; empty if it did not, or if that would be costly to find.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    finish_reason: str = ""
+
+
+class Tap(Protocol):
+    """Watches one response body, without delaying or altering a byte."""
+
+    def feed(self, chunk: bytes) -> None:
+        """Take note of the next bytes as sent. Never fails."""
+        ...
+
+    def result(self) -> Usage | None:
+        """What the response said, once it has ended or been cut; None if nothing that can be believed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Calls of our own on this wire, which ask for summaries.
+
+    Attributes:
+        path: What follows a provider's base URL, such as `/chat/completions`.
+        allowance: Tokens that a model may think before its answer, on top of what the answer may take.
+        own_members: The members of a call that a provider may refuse, without those that it has refused.
+        request: A call's body, given its own members.
+        answer: What a success says; raises `SummaryFailed` (`garbage`) where that is nothing.
+    """
+
+    path: str
+    allowance: Callable[[str, Conversation | None], int]
+    own_members: Callable[[SummaryCall, frozenset[str]], dict[str, Any]]
+    request: Callable[[SummaryCall, Mapping[str, Any]], bytes]
+    answer: Callable[[bytes], SummaryAnswer]
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # there is one of each: compared by identity, as they are keys
+class Dialect:
+    """One wire format.
+
+    A *piece* is the JSON of one core message: an element of the client's array, several that belong together
+    (with the commas between them), or a part of one that stands for itself.
+
+    Attributes:
+        name: `chat`, `responses` or `messages`; part of what names stored rounds, so it never changes.
+        seed: What prefix digests begin with, so that no wire's rounds are found by another.
+        members: Names of the members of a body.
+        result: What every body with a tool result holds.
+        listed: The elements of the value of `members.messages`. Raises `Unreadable` where it is none of ours.
+        left: Why a body with these members (`members.telling`, by name) is left as it is; empty: it is not.
+        pieces: The elements as pieces.
+        unended: Whether a list that ends in this element may go on within the same piece.
+        weighed: A piece's record, and what its parts that are no text weigh for a model. Raises `Unreadable`.
+        part_tokens: The latter by itself; 0 where the piece is none.
+        message: A piece's record with its digest; raises `Unreadable`.
+        compose: A piece for a record of ours.
+        with_parts: A record of ours that also carries the parts of another's that are no text, as they came.
+        shortened: A record with about a share (0..1) of its text; the handle names it in the notice of what
+            is missing. Never longer: where nothing can be won it is the record itself.
+        joined: What stands between the brackets of the array, for a list of records.
+        asking: Calls of our own.
+        tap: Watches an answer, given its content type and content encoding.
+        opening: Whether what has come of a stream may be held back, because nothing of the answer is in it
+            and an error may follow; asked as long as it says so.
+        error: An error of ours as a body in this wire's shape.
+    """
+
+    name: str
+    seed: bytes
+    members: Members
+    result: bytes
+    listed: Callable[[memoryview], tuple[bytes, ...]]
+    left: Callable[[Mapping[str, bytes]], str]
+    pieces: Callable[[tuple[bytes, ...]], tuple[bytes, ...]]
+    unended: Callable[[bytes], bool]
+    weighed: Callable[[bytes, str], Weighed]
+    part_tokens: Callable[[bytes, str], int]
+    message: Callable[[bytes], Message]
+    compose: Callable[[Message], bytes]
+    with_parts: Callable[[Message, Message], Message]
+    shortened: Callable[[Message, float, str], Message]
+    joined: Callable[[Sequence[Message]], bytes]
+    asking: Asking
+    tap: Callable[[str, str], Tap]
+    opening: Callable[[bytes], bool]
+    error: Callable[[Shown], bytes]
