@@ -99,6 +99,7 @@ class Dialect:
 
     Attributes:
         name: `chat`, `responses` or `messages`; part of what names stored rounds, so it never changes.
+        ending: How paths end to which conversations are posted.
         seed: What prefix digests begin with, so that no wire's rounds are found by another.
         members: Names of the members of a body.
         result: What every body with a tool result holds.
@@ -122,6 +123,7 @@ class Dialect:
     """
 
     name: str
+    ending: bytes
     seed: bytes
     members: Members
     result: bytes

@@ -15,6 +15,6 @@ def dialect_of(method: str, raw_path: bytes) -> Dialect | None:
     if method != "POST":
         return None
     for each in WIRES.values():
-        if raw_path.endswith(each.asking.path.encode()):
+        if raw_path.endswith(each.ending):
             return each
     return None

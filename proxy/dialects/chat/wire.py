@@ -45,6 +45,7 @@ def _opening(seen: bytes) -> bool:
 
 CHAT = Dialect(
     name="chat",
+    ending=b"/chat/completions",
     seed=VERSION,
     members=Members(
         messages="messages",
