@@ -1,13 +1,14 @@
 """A look at a response in passing: what it says about tokens used, without delaying or altering a byte.
 
 While bytes flow they are only copied into a bounded buffer; parsing waits for the end. Only JSON that really
-stands where a provider puts its usage counts: text of the model that talks of usage does not.
+stands where a provider puts its usage counts: text of the model that talks of usage does not. Where that is
+differs from wire to wire; each brings its own `Telling`.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -22,52 +23,36 @@ _MAX_CANDIDATES: Final = 8
 
 _LINE_ENDS: Final = re.compile(rb"\r\n|\n|\r")
 _USAGE: Final = re.compile(rb'"usage"\s*:')
-_TELLING: Final = re.compile(rb'"usage"\s*:\s*\{|"finish_reason"\s*:\s*"')
 _DECODER: Final = json.JSONDecoder()
+_Answer = TypeVar("_Answer")
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
+class Telling(NamedTuple):
+    """Where the answers of a wire say what they used.
+
+    Attributes:
+        counted: The numbers of a `usage` object; None if they cannot be true.
+        body: What a JSON answer says; also asked of an object of nothing but an answer's last members.
+        stream: What a stream says, given its first bytes, its last lines, and whether the first of these
+            lines is whole.
+        head_bytes: How many of a stream's first bytes that takes.
+    """
+
+    counted: Callable[[object], Usage | None]
+    body: Callable[[bytes], Usage | None]
+    stream: Callable[[bytes, bytes, bool], Usage | None]
+    head_bytes: int = 0
 
 
-class _Counts(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    prompt_cache_hit_tokens: int | None = None
-    cached_tokens: int | None = None
-
-
-class _Choice(msgspec.Struct):
-    finish_reason: str | None = None
-
-
-class _Answer(msgspec.Struct):
-    """An answer as nearly every provider writes it; nothing but this is built of it."""
-
-    usage: _Counts
-    choices: list[_Choice] = []
-
-
-_USUAL: Final = msgspec.json.Decoder(_Answer)
-
-
-def _usual(body: bytes) -> Usage | None:
-    """What an answer of the usual shape says; None if it has another, or if its numbers cannot be true."""
+def decoded(decoder: msgspec.json.Decoder[_Answer], body: bytes) -> _Answer | None:
+    """An answer of the shape that a decoder takes; None if it has another."""
     try:
-        answer = _USUAL.decode(body)
+        return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    used, details = answer.usage, answer.usage.prompt_tokens_details
-    told = (details.cached_tokens if details else None, used.prompt_cache_hit_tokens, used.cached_tokens)
-    cached = next((count for count in told if count is not None), 0)
-    counts = (used.prompt_tokens, used.completion_tokens or 0, cached)
-    if not all(0 <= count < _TOO_MANY_TOKENS for count in counts):
-        return None
-    return Usage(*counts, answer.choices[0].finish_reason or "" if answer.choices else "")
 
 
-def _parsed(data: bytes) -> object:
+def parsed(data: bytes) -> object:
     """The JSON that bytes hold, or None. What is not strictly JSON, such as NaN, is read as Python does."""
     try:
         return msgspec.json.decode(data)
@@ -79,115 +64,76 @@ def _parsed(data: bytes) -> object:
         return None
 
 
-def _mapping(value: object) -> Mapping[str, object]:
+def mapping(value: object) -> Mapping[str, object]:
+    """The value if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
-def _choice(payload: Mapping[str, object]) -> Mapping[str, object]:
-    choices = payload.get("choices")
-    return _mapping(choices[0]) if isinstance(choices, list) and choices else {}
-
-
-def _tokens(value: object) -> int | None:
+def tokens(value: object) -> int | None:
+    """A number of tokens; None if it cannot be one."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 0 <= value < _TOO_MANY_TOKENS else None
 
 
-def _counted(found: object) -> Usage | None:
-    """The numbers of a `usage` object, or None if they cannot be true."""
-    usage = _mapping(found)
-    prompt = _tokens(usage.get("prompt_tokens"))
-    told = usage.get("completion_tokens")
-    completion = 0 if told is None else _tokens(told)
-    if prompt is None or completion is None:
-        return None
-    for cached in (
-        _mapping(usage.get("prompt_tokens_details")).get("cached_tokens"),
-        usage.get("prompt_cache_hit_tokens"),  # DeepSeek
-        usage.get("cached_tokens"),  # Kimi
-    ):
-        count = _tokens(cached)
-        if count is not None:
-            return Usage(prompt, completion, count)
-    return Usage(prompt, completion)
+def believed(prompt: object, completion: object, cached: object, reason: str = "") -> Usage | None:
+    """A usage of these numbers; None if the first two cannot be true. What is absent (None) counts as 0."""
+    asked, made = tokens(prompt), tokens(0 if completion is None else completion)
+    return None if asked is None or made is None else Usage(asked, made, tokens(cached) or 0, reason)
 
 
-def _usage(payload: Mapping[str, object]) -> Usage | None:
-    """The usage in a response or a chunk, from the places where providers put it."""
-    return (
-        _counted(payload.get("usage"))
-        or _counted(_choice(payload).get("usage"))  # Kimi, in streams
-        or _counted(_mapping(payload.get("x_groq")).get("usage"))
-    )
+def with_reason(usage: Usage | None, reason: str) -> Usage | None:
+    """The usage with the reason for which the answer ended."""
+    return usage and usage._replace(finish_reason=reason)
 
 
-def _finish_reason(payload: Mapping[str, object]) -> str:
-    reason = _choice(payload).get("finish_reason")
-    return reason if isinstance(reason, str) else ""
-
-
-def _with_reason(usage: Usage | None, reason: str) -> Usage | None:
-    if usage is None:
-        return None
-    return Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, reason)
-
-
-def _events_backwards(tail: bytes) -> Iterator[Mapping[str, object]]:
+def lines_backwards(tail: bytes) -> Iterator[bytes]:
+    """The lines of a stream's end, the last one first, without their ends."""
     stop = len(tail)
     while stop > 0:
         start = max(tail.rfind(b"\n", 0, stop), tail.rfind(b"\r", 0, stop)) + 1
-        line, stop = tail[start:stop], start - 1
-        if line.startswith(b"data:") and _TELLING.search(line):
-            yield _mapping(_parsed(line[5:]))
+        yield tail[start:stop]
+        stop = start - 1
 
 
-def _without_first_line(tail: bytes) -> bytes:
-    """A tail whose first line has lost its beginning and so could pass for something else."""
-    lines = _LINE_ENDS.split(tail, 1)
-    return lines[1] if len(lines) > 1 else b""
+def payloads_backwards(tail: bytes, telling: re.Pattern[bytes]) -> Iterator[Mapping[str, object]]:
+    """What the events of a stream's end carry, the last one first, of those in which a pattern is found."""
+    for line in lines_backwards(tail):
+        if line.startswith(b"data:") and telling.search(line):
+            yield mapping(parsed(line[5:]))
 
 
-def _of_stream(tail: bytes) -> Usage | None:
-    """The last usage that a stream tells, with the last reason it gives for its end."""
-    usage: Usage | None = None
-    reason = ""
-    for payload in _events_backwards(tail):
-        usage = usage or _usage(payload)
-        reason = reason or _finish_reason(payload)
-        if usage and reason:
-            break
-    return _with_reason(usage, reason)
+def cut_first_line(tail: bytes) -> tuple[bytes, bytes]:
+    """The first line, which has lost its beginning and so could pass for something else, and the rest."""
+    first, *rest = _LINE_ENDS.split(tail, 1)
+    return first, rest[0] if rest else b""
 
 
-def _of_body(body: bytes) -> Usage | None:
-    usual = _usual(body)
-    if usual is not None:
-        return usual
-    payload = _mapping(_parsed(body))
-    return _with_reason(_usage(payload), _finish_reason(payload))
-
-
-def _of_tail(tail: bytes) -> Usage | None:
+def of_tail(tail: bytes, body: Callable[[bytes], Usage | None], opening: bytes = b"{") -> Usage | None:
     """The usage among the last members of a body too large to keep.
 
-    What follows a top-level member up to the end of the body closes exactly one object, so a member proves
-    its place by parsing together with all that follows it.
+    What follows a member up to the end of the body closes exactly the objects that it stands in, so a member
+    proves its place by parsing together with all that follows it.
+
+    Args:
+        tail: The end of the body.
+        body: What such an object says.
+        opening: Opens the objects that the member stands in.
     """
     places = [found.start() for found in _USAGE.finditer(tail)][-_MAX_CANDIDATES:]
-    return next(filter(None, (_of_body(b"{" + tail[place:]) for place in reversed(places))), None)
+    return next(filter(None, (body(opening + tail[place:]) for place in reversed(places))), None)
 
 
-def _of_head(head: bytes) -> Usage | None:
+def _of_head(head: bytes, counted: Callable[[object], Usage | None]) -> Usage | None:
     """The usage among the first members: what comes before it must be whole members of one object."""
     for found in list(_USAGE.finditer(head))[:_MAX_CANDIDATES]:
-        if _parsed(head[: found.start()] + b'"usage":0}') is None:
+        if parsed(head[: found.start()] + b'"usage":0}') is None:
             continue
         try:
             value, _ = _DECODER.raw_decode(head[found.end() :].decode("utf-8", "replace").lstrip())
         except (ValueError, RecursionError):
             continue
-        return _counted(value)
+        return counted(value)
     return None
 
 
@@ -197,14 +143,17 @@ class UsageTap:
     Memory is bounded: the last 64 KiB of a stream, and of other bodies the first 64 KiB as well.
 
     Args:
+        telling: The wire's ways.
         content_type: As sent; `text/event-stream` makes it a stream.
         content_encoding: As sent. Bodies that are neither plain, gzip nor deflate tell nothing.
     """
 
-    __slots__ = ("_head", "_inflater", "_seen", "_stream", "_tail")
+    __slots__ = ("_head", "_head_bytes", "_inflater", "_seen", "_stream", "_tail", "_telling")
 
-    def __init__(self, content_type: str, content_encoding: str = "") -> None:
+    def __init__(self, telling: Telling, content_type: str, content_encoding: str = "") -> None:
+        self._telling = telling
         self._stream = content_type.strip().lower().startswith("text/event-stream")
+        self._head_bytes = telling.head_bytes if self._stream else _KEEP_BYTES
         plain = content_encoding.strip().lower() in IDENTITY
         self._inflater = None if plain else Inflater(content_encoding, _MAX_INFLATED_BYTES)
         self._head = bytearray()
@@ -214,7 +163,7 @@ class UsageTap:
     def feed(self, chunk: bytes) -> None:
         """Take note of the next bytes as sent. Never fails, and costs no more than a copy or inflating."""
         if self._inflater is None:
-            if self._stream:  # the usual way, so without a further call
+            if self._seen >= self._head_bytes:  # the usual way of streams, so without a further call
                 self._seen += len(chunk)
                 self._tail += chunk
                 if len(self._tail) > _KEEP_BYTES:
@@ -227,8 +176,8 @@ class UsageTap:
 
     def _note(self, data: bytes) -> None:
         self._seen += len(data)
-        room = _KEEP_BYTES - len(self._head)
-        if room > 0 and not self._stream:
+        room = self._head_bytes - len(self._head)
+        if room > 0:
             self._head += data[:room]
             data = data[room:]
         self._tail += data[-_KEEP_BYTES:]
@@ -239,12 +188,10 @@ class UsageTap:
         """What the response said, once it has ended or been cut; None if nothing that can be believed."""
         if self._inflater is not None and self._inflater.failed:
             return None
-        if self._seen == len(self._head):  # small, and no stream
-            return _of_body(bytes(self._head))
-        head, tail = bytes(self._head), bytes(self._tail)
+        telling, head, tail = self._telling, bytes(self._head), bytes(self._tail)
         whole = self._seen == len(head) + len(tail)
         if self._stream:
-            return _of_stream(tail if whole else _without_first_line(tail))
+            return telling.stream(head, head + tail if whole else tail, whole)
         if whole:
-            return _of_body(head + tail)
-        return _of_tail(tail) or _of_head(head)
+            return telling.body(head + tail)
+        return of_tail(tail, telling.body) or _of_head(head, telling.counted)

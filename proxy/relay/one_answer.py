@@ -20,8 +20,8 @@ from proxy.core.recalled import TOOL_NAME
 from proxy.dialects.chat.hidden_answer import HiddenAnswer
 from proxy.dialects.chat.hidden_stream import HiddenStream
 from proxy.dialects.chat.tools import dumped
+from proxy.dialects.chat.usage import usage_tap
 from proxy.dialects.inflate import IDENTITY, Inflater
-from proxy.dialects.usage import UsageTap
 from proxy.errors import Overloaded, UpstreamError, openai_error
 from proxy.guard import contained
 from proxy.logs import TAP_FAILED
@@ -67,7 +67,7 @@ async def relay_one(course: Course, answer: Answer, send: Send, extra: Extra) ->
 
 async def _relay_as_it_is(course: Course, answer: Answer, send: Send, extra: Extra) -> bool:
     course.code = answer.response.status
-    course.tap = UsageTap(answer.field(b"content-type"), answer.field(b"content-encoding"))
+    course.tap = usage_tap(answer.field(b"content-type"), answer.field(b"content-encoding"))
     return await relay_back(answer, send, extra=extra, tap=course.tap.feed)
 
 

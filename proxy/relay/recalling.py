@@ -19,9 +19,9 @@ from proxy.core.recalled import TOOL_JSON, TOOL_NAME
 from proxy.dialects.chat.hidden_calls import Call
 from proxy.dialects.chat.said import answered
 from proxy.dialects.chat.tools import gone_on, is_begun, offering, with_tool, without_choice
+from proxy.dialects.chat.usage import usage_tap
 from proxy.dialects.overflow import detect
 from proxy.dialects.reader import LITTLE_BYTES
-from proxy.dialects.usage import UsageTap
 from proxy.errors import Unreadable
 from proxy.guard import contained
 from proxy.logs import RECALL_FAILED
@@ -149,8 +149,8 @@ class Course:
         self._said: list[dict[str, Any]] = []
         self.hops = 0
         self.code = httpx.codes.OK.value
-        self.tap = UsageTap(kind)
-        self.first = UsageTap(kind)
+        self.tap = usage_tap(kind)
+        self.first = usage_tap(kind)
 
     def may_go_on(self, after: int = 0) -> bool:
         """Whether it may go on once more, after so many hops from now."""

@@ -19,11 +19,11 @@ with atheris.instrument_imports(
     from proxy.core.tokens import definition_piece
     from proxy.dialects.body import read as read_body
     from proxy.dialects.chat.message import message
+    from proxy.dialects.chat.usage import usage_tap
     from proxy.dialects.chat.wire import CHAT
     from proxy.dialects.guesses import models_named, outputs_named
     from proxy.dialects.overflow import detect
     from proxy.dialects.reader import Reader
-    from proxy.dialects.usage import UsageTap
     from proxy.errors import RequestRefused, Unreadable
     from proxy.relay.control import control
     from proxy.relay.headers import to_client, to_upstream
@@ -80,7 +80,7 @@ def read(data: bytes) -> None:
 def answer(data: bytes) -> None:
     """What an upstream says."""
     for kind in ("application/json", "text/event-stream"):
-        tap = UsageTap(kind, "gzip" if data[:2] == b"\x1f\x8b" else "")
+        tap = usage_tap(kind, "gzip" if data[:2] == b"\x1f\x8b" else "")
         tap.feed(data)
         tap.result()
     detect(400, data, "")

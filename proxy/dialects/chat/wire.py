@@ -8,9 +8,9 @@ from proxy.dialects.body import are_objects
 from proxy.dialects.chat.completion import allowance_tokens, answer, own_members, request_body
 from proxy.dialects.chat.message import compose, message, shortened, with_parts
 from proxy.dialects.chat.parts import part_tokens, weighed
+from proxy.dialects.chat.usage import usage_tap
 from proxy.dialects.dialect import Asking, Dialect, Members
 from proxy.dialects.json_slices import elements
-from proxy.dialects.usage import UsageTap
 from proxy.errors import Unreadable, openai_error
 
 
@@ -65,7 +65,7 @@ CHAT = Dialect(
     shortened=shortened,
     joined=_joined,
     asking=Asking("/chat/completions", allowance_tokens, own_members, request_body, answer),
-    tap=UsageTap,
+    tap=usage_tap,
     opening=_opening,
     error=openai_error,
 )
