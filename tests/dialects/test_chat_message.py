@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from proxy.core.digest import message_digest
 from proxy.core.message import Call, Message, Part
-from proxy.dialects.chat.message import LONG_ARGUMENT, compose, message, shortened
+from proxy.dialects.chat.message import compose, message, shortened
 from proxy.dialects.chat.parts import UNKNOWN_PART_TOKENS, part_tokens
+from proxy.dialects.shortening import LONG_ARGUMENT
 from proxy.errors import Unreadable
 
 # The machine may be busy.

@@ -1,29 +1,24 @@
 """One chat message: its bytes to a core record, and bytes for a message of ours or one made shorter."""
 
-import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from proxy.core.digest import message_digest
-from proxy.core.json_bounds import is_crowded
 from proxy.core.message import Call, Message, Part
 from proxy.core.render import excerpt
 from proxy.dialects import long_json
-from proxy.dialects.json_slices import DECODER
+from proxy.dialects.payloads import address, opaque, sha256
+from proxy.dialects.shortening import Cut, cut_arguments, cut_if_long, encoded
 from proxy.errors import Unreadable
 
 # More parts than this are no message that a model could read.
 MAX_PARTS = 10_000
-# Text inside the arguments of a call is shortened where it is at least this long, in characters.
-LONG_ARGUMENT = 200
 # Roles that make no calls, whatever fields their messages carry.
 _CALL_NOTHING = frozenset({"system", "developer", "user", "tool", "function"})
 # Fields that carry calls.
 _CALLING = frozenset({"tool_calls", "function_call"})
-
-Cut = Callable[[str], str]
 
 
 def decoded(raw: bytes) -> dict[str, Any]:
@@ -66,7 +61,7 @@ def _record(raw: bytes, fields: Mapping[str, Any]) -> Message:
     answers = (_string(fields.get("tool_call_id")),) if role in {"tool", "function"} else ()
     audio = fields.get("audio")
     if audio and isinstance(audio, Mapping) and audio.get("id"):
-        parts = (*parts, Part("audio", _sha256(_string(audio.get("id"))), len(text)))
+        parts = (*parts, Part("audio", sha256(_string(audio.get("id"))), len(text)))
     return Message(
         role=role,
         text=text,
@@ -81,10 +76,6 @@ def _record(raw: bytes, fields: Mapping[str, Any]) -> Message:
 
 def _string(value: object) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _sha256(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def _calls(fields: Mapping[str, Any]) -> Iterator[Call]:
@@ -136,26 +127,12 @@ def _payload(kind: str, part: Any) -> bytes:
     """SHA-256 of what a part carries: inline data, an http address without its query, else its JSON."""
     inner = part.get(kind) if isinstance(part, Mapping) else None
     if isinstance(inner, str):
-        return _address(inner)
+        return address(inner)
     if isinstance(inner, Mapping):
         for key in ("url", "data", "file_data"):
             if isinstance(inner.get(key), str):
-                return _address(inner[key])
-    plain = {k: v for k, v in part.items() if k != "cache_control"} if isinstance(part, Mapping) else part
-    return _sha256(json.dumps(plain, sort_keys=True, default=str))
-
-
-def _address(url: str) -> bytes:
-    """SHA-256 of what is meant by it."""
-    if url.startswith(("http://", "https://")):
-        return _sha256(url.partition("?")[0])
-    head, comma, data = url.rpartition(",")
-    if comma and not head.endswith(";base64"):
-        return _sha256(url)
-    try:
-        return long_json.base64_sha256(data)
-    except ValueError:
-        return _sha256(url)
+                return address(inner[key])
+    return opaque(part)
 
 
 def compose(record: Message) -> bytes:
@@ -166,7 +143,7 @@ def compose(record: Message) -> bytes:
     elif record.answers:
         fields["tool_call_id"] = record.answers[0]
     fields["content"] = record.text
-    return _json(fields)
+    return encoded(fields)
 
 
 def with_parts(record: Message, source: Message) -> Message:
@@ -177,20 +154,7 @@ def with_parts(record: Message, source: Message) -> Message:
         for each in (content if isinstance(content, list) else ())
         if not isinstance(each, str) and not (isinstance(each, dict) and isinstance(each.get("text"), str))
     ]
-    return message(_json({"role": record.role, "content": [{"type": "text", "text": record.text}, *parts]}))
-
-
-def _json(fields: Mapping[str, Any]) -> bytes:
-    text = _written(fields)
-    try:
-        return text.encode()
-    except UnicodeEncodeError:  # a lone surrogate: it can travel as an escape only
-        return json.dumps(fields, separators=(",", ":")).encode()
-
-
-def _written(value: Any) -> str:
-    """Compact JSON; ValueError if a number is too large for any, which Python would write as Infinity."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return message(encoded({"role": record.role, "content": [{"type": "text", "text": record.text}, *parts]}))
 
 
 def shortened(record: Message, share: float, handle: str) -> Message:
@@ -210,11 +174,11 @@ def shortened(record: Message, share: float, handle: str) -> Message:
         fields["content"] = [_shortened_part(each, cut, handle) for each in fields["content"]]
     for _, made in _made(fields):
         if isinstance(made.get("arguments"), str):
-            made["arguments"] = _shortened_arguments(made["arguments"], cut)
+            made["arguments"] = cut_arguments(made["arguments"], cut)
         if isinstance(made.get("input"), str):
-            made["input"] = _cut_if_long(made["input"], cut)
+            made["input"] = cut_if_long(made["input"], cut)
     try:
-        made_raw = _json(fields)
+        made_raw = encoded(fields)
     except (ValueError, RecursionError):
         return record
     return message(made_raw) if len(made_raw) < len(raw) else record
@@ -229,31 +193,3 @@ def _shortened_part(part: Any, cut: Cut, handle: str) -> Any:
                 return {**part, key: cut(part[key])}
     kind = part.get("type", "part") if isinstance(part, dict) else "part"
     return {"type": "text", "text": f"[{kind} of {handle} left out]"}
-
-
-def _cut_if_long(text: str, cut: Cut) -> str:
-    return cut(text) if len(text) >= LONG_ARGUMENT else text
-
-
-def _shortened_arguments(arguments: str, cut: Cut) -> str:
-    """Arguments that parse still do, with the same keys; others, and crowded ones, are plain text."""
-
-    def walk(value: Any) -> Any:
-        if isinstance(value, str):
-            return _cut_if_long(value, cut)
-        if isinstance(value, list):
-            return [walk(each) for each in value]
-        if isinstance(value, dict):
-            return {key: walk(each) for key, each in value.items()}
-        return value
-
-    if is_crowded(arguments):
-        return _cut_if_long(arguments, cut)
-    try:
-        value = DECODER.decode(arguments)
-    except (ValueError, RecursionError):
-        return _cut_if_long(arguments, cut)
-    try:
-        return min(arguments, _written(walk(value)), key=len)
-    except (ValueError, RecursionError):
-        return arguments
