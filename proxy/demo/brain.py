@@ -49,33 +49,41 @@ def recalled(text: str, messages: Sequence[JsonObject], facts: dict[str, str]) -
     return text
 
 
-def _requested_calls(text: str, body: JsonObject) -> tuple[ToolCall, ...]:
+def _requested_calls(text: str, body: JsonObject, mark: str) -> tuple[ToolCall, ...]:
     offered = {(tool.get("function") or {}).get("name") for tool in body.get("tools") or ()}
     wanted = [found for found in _CALL.findall(text) if found[0] in offered]
-    first = len(body["messages"])
+    mark = mark or f"{len(body['messages']):04d}"
     return tuple(
-        ToolCall(f"call_demo_{first:04d}_{index}", name, arguments or "{}")
+        ToolCall(f"call_demo_{mark}_{index}", name, arguments or "{}")
         for index, (name, arguments) in enumerate(wanted)
     )
 
 
-def _echo(body: JsonObject) -> Reply:
+def _echo(body: JsonObject, mark: str) -> Reply:
     messages = body["messages"]
     last = messages[-1]
     said = " ".join(text_of(last).split())
     quoted = json.dumps(said[:ECHO_CHARACTERS], ensure_ascii=False)
     if last["role"] == "tool":
         return Reply(f"The tool returned {quoted}. I was sent {len(messages)} messages.")
-    calls = _requested_calls(text_of(last), body) if last["role"] == "user" else ()
+    calls = _requested_calls(text_of(last), body, mark) if last["role"] == "user" else ()
     if calls:
         return Reply(calls=calls, finish_reason="tool_calls")
     return Reply(f"You said {quoted}. I was sent {len(messages)} messages.")
 
 
-def answer(body: JsonObject, script: Script) -> Reply:
-    """What the conversation model says to a valid request."""
+def thought(messages: Sequence[JsonObject]) -> str:
+    """What the model thinks before it speaks, on wires that have a place for it."""
+    return f"The last of {len(messages)} messages decides what I say next."
+
+
+def answer(body: JsonObject, script: Script, mark: str = "") -> Reply:
+    """What the conversation model says to a valid chat request.
+
+    Ids of calls that are not of the script are made of `mark`; without one, of the number of messages.
+    """
     step = _next_step(body["messages"], script)
     if step is None:
-        return _echo(body)
+        return _echo(body, mark)
     text = recalled(step.text, body["messages"], script.facts)
     return Reply(text, step.calls, "tool_calls" if step.calls else "stop")

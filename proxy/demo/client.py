@@ -14,11 +14,15 @@ class DepartedError(Exception):
 
 
 class Client:
-    """The one who asked: takes the answer and may leave while waiting for it."""
+    """The one who asked: takes the answer and may leave while waiting for it.
+
+    `headers` come with every answer.
+    """
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
+        self.headers: tuple[tuple[bytes, bytes], ...] = ((b"openai-version", b"2020-10-01"),)
 
     async def body(self) -> bytes:
         """The whole request body.
@@ -53,7 +57,7 @@ class Client:
 
     async def start(self, status: int, kind: bytes, length: int | None = None) -> None:
         """Send status and headers; without a length the body is chunked."""
-        headers = [(b"content-type", kind), (b"openai-version", b"2020-10-01")]
+        headers = [(b"content-type", kind), *self.headers]
         if length is not None:
             headers.append((b"content-length", str(length).encode()))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

@@ -18,6 +18,8 @@ class Fault:
         empty: Answer 200 with no body, or a stream of nothing but `[DONE]`.
         first_byte_s: Seconds before the first byte.
         chunk_s: Seconds before each further chunk.
+        late: Tell of an overflow within a stream that began with 200: `error`, `failed` or `both`, which are
+            different events on the Responses wire and one on the others; empty for an answer of status 400.
     """
 
     status: int = 0
@@ -27,9 +29,12 @@ class Fault:
     empty: bool = False
     first_byte_s: float = 0.0
     chunk_s: float = 0.0
+    late: str = ""
 
 
 NO_FAULT = Fault()
+
+LATE = ("error", "failed", "both")
 
 _WORDS: dict[str, Callable[[Fault, str], Fault]] = {
     "status": lambda fault, value: replace(fault, status=int(value)),
@@ -39,6 +44,7 @@ _WORDS: dict[str, Callable[[Fault, str], Fault]] = {
     "empty": lambda fault, _: replace(fault, empty=True),
     "slow": lambda fault, value: replace(fault, first_byte_s=float(value)),
     "delay": lambda fault, value: replace(fault, chunk_s=float(value)),
+    "late": lambda fault, value: replace(fault, late=LATE[LATE.index(value or "error")]),
 }
 
 
@@ -52,7 +58,8 @@ def _with(fault: Fault, word: str) -> Fault:
 def parse_fault(text: str, base: Fault = NO_FAULT) -> Fault:
     """Read words such as `slow=0.5, cut=3` on top of `base`.
 
-    Words: `status=N`, `hang`, `cut[=chunks]`, `garbage`, `empty`, `slow=seconds`, `delay=seconds`.
+    Words: `status=N`, `hang`, `cut[=chunks]`, `garbage`, `empty`, `slow=seconds`, `delay=seconds`,
+    `late[=error|failed|both]`.
 
     Raises:
         ValueError: A word is unknown or its number is none.

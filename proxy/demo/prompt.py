@@ -40,7 +40,11 @@ class Meter:
 
     def reply(self, reply: Reply, model: str) -> int:
         """Tokens of an answer."""
-        texts = [reply.text, *(part for call in reply.calls for part in (call.name, call.arguments))]
+        texts = [
+            reply.thought,
+            reply.text,
+            *(part for call in reply.calls for part in (call.name, call.arguments)),
+        ]
         return sum(self._counter.count(text, model) for text in texts if text)
 
 

@@ -1,29 +1,37 @@
-"""An OpenAI-compatible provider in one ASGI app: the demo's upstream and the tests' double.
+"""A provider that speaks three wires in one ASGI app: the demo's upstream and the tests' double.
 
-It judges requests as OpenAI does, counts real tokens, refuses what does not fit its window, streams, and
-remembers what it was sent. Served: `POST …/chat/completions` under any prefix, `GET …/models`, `GET /__log`.
-The same request gets the same bytes but for `id`, `created` and the count of cached tokens.
+It judges requests as OpenAI and Anthropic do, counts real tokens, refuses what does not fit its window,
+streams, and remembers what it was sent. Served under any prefix: `POST …/chat/completions`, `POST
+…/responses`, `POST …/messages`, `POST …/messages/count_tokens`, `GET …/models`; and `GET /__log`. The same
+request gets the same bytes but for `id`, `created` and the count of cached tokens.
 """
 
+import hashlib
 import json
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from proxy.demo import brain, refusal, script, wire
+from proxy.demo import brain, models, refusal, script, wire
+from proxy.demo.chat_wire import CHAT
 from proxy.demo.client import Client, DepartedError, Receive, Scope, Send
 from proxy.demo.faults import FAULT_HEADER, NO_FAULT, Fault, parse_fault
+from proxy.demo.format import OVERFLOW, Format
+from proxy.demo.messages_wire import COUNT_TOKENS, MESSAGES, VERSION_HEADER
 from proxy.demo.prompt import Meter, PrefixCache
+from proxy.demo.responses_wire import RESPONSES
 from proxy.demo.seen import Seen, outline
-from proxy.demo.wire import JsonObject, Reply
+from proxy.demo.wire import Answer, Asked, JsonObject, Reply
 from proxy.ports import TokenCounter
 from proxy.rehearsal import summariser
+from proxy.rehearsal.prompt import cached
 from proxy.rehearsal.transcript import aligned
 
 AGENT_MODEL = "demo-agent"
 SUMMARY_MODEL = "demo-summary"
 GARBAGE = b'\x00\xff{"choices":[{"delta":\xfe'
+MARK_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,83 +89,116 @@ class Provider:
     async def _route(self, scope: Scope, client: Client) -> None:
         match scope["method"], scope["path"].rstrip("/").rsplit("/", 2)[1:]:
             case "POST", ["chat", "completions"]:
-                await self._chat(scope, client)
+                await self._serve(CHAT, scope, client)
+            case "POST", [*_, "responses"]:
+                await self._serve(RESPONSES, scope, client)
+            case "POST", [*_, "messages"]:
+                await self._serve(MESSAGES, scope, client)
+            case "POST", ["messages", "count_tokens"]:
+                await self._serve(COUNT_TOKENS, scope, client)
             case "GET", [*_, "models"]:
-                await client.json(200, _models(self._settings))
+                listed = models.anthropic_list if _header(scope, VERSION_HEADER) else models.openai_list
+                await client.json(200, listed(self._settings.models, self._settings.window))
             case "GET", ["__log"]:
                 await client.json(200, wire.dumps([outline(seen) for seen in self._log]))
             case method, _:
                 unknown = refusal.Refusal(f"Unknown request URL: {method} {scope['path']}.", status=404)
                 await client.json(unknown.status, unknown.as_bytes())
 
-    async def _chat(self, scope: Scope, client: Client) -> None:
+    async def _serve(self, form: Format, scope: Scope, client: Client) -> None:
         raw = await client.body()
         self._count += 1
+        client.headers = form.headers(self._count)
         headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
         seen = Seen(self._count, scope["path"], headers, raw)
         body, refused = _read(raw)
-        if refused is None:
-            seen, refused = self._judge(body, seen)
-        fault = NO_FAULT
-        if refused is None:
-            fault, refused = self._fault(body["model"], scope["headers"])
-        if fault.status:
-            refused = _broken(fault.status)
-        status = refused.status if refused else 0 if fault.hang else 200
+        if form.needs and not _header(scope, form.needs):
+            refused = refusal.Refusal(f"{form.needs.decode()}: header is required")
+        refused = refused or form.judge(body)
+        asked = None if refused else form.read(body)
+        if asked:
+            seen, refused = self._judge(form, asked, seen)
+        fault, refused = self._fault(seen.model, _header(scope, FAULT_HEADER), refused)
+        told_late = asked is not None and asked.streamed and fault.late != "" and _is_overflow(refused)
+        status = 200 if told_late else refused.status if refused else 0 if fault.hang else 200
         seen = replace(seen, status=status, code=(refused.code or "") if refused else "")
         self._log.append(seen)
         await client.wait(None if fault.hang else fault.first_byte_s)
-        if refused:
-            await client.json(refused.status, refused.as_bytes())
-        else:
-            await self._answer(body, seen, fault, client)
+        if asked and refused and told_late:
+            begun = self._answer_of(asked, seen, Reply())
+            await _stream(client, form.late(begun, refused, fault.late), fault)
+        elif refused:
+            await client.json(refused.status, form.refused(refused, seen.number))
+        elif asked:
+            await self._answer(form, asked, seen, fault, client)
 
-    def _judge(self, body: JsonObject, seen: Seen) -> tuple[Seen, refusal.Refusal | None]:
-        wrong = refusal.judge(body)
-        if wrong:
-            return seen, wrong
-        model = body["model"]
-        seen = replace(seen, model=model, output_tokens=_output(body))
+    def _judge(self, form: Format, asked: Asked, seen: Seen) -> tuple[Seen, refusal.Refusal | None]:
+        model = asked.prompt["model"]
+        seen = replace(seen, model=model, output_tokens=asked.output_tokens)
         if model not in self._settings.models:
-            return seen, refusal.unknown_model(model)
-        seen = replace(seen, prompt_tokens=self._meter.prompt(body))
-        wrong = refusal.overflow(self._settings.window, seen.prompt_tokens, seen.output_tokens)
+            return seen, form.unknown_model(model)
+        seen = replace(seen, prompt_tokens=self._meter.prompt(asked.prompt))
+        wrong = form.overflow(self._settings.window, seen.prompt_tokens, seen.output_tokens)
         if wrong:
             return seen, wrong
-        return replace(seen, cached_tokens=self._cache.hit(body)), None
+        known, written = self._remember(asked)
+        return replace(seen, cached_tokens=known, written_tokens=written), None
+
+    def _remember(self, asked: Asked) -> tuple[int, int]:
+        """Tokens of the prompt that the cache knew, and those that it was told to learn."""
+        if asked.remembered is None:
+            return self._cache.hit(asked.prompt), 0
+        if not asked.remembered:
+            return 0, 0
+        marked = {**asked.prompt, "messages": asked.prompt["messages"][: asked.remembered]}
+        known = self._cache.hit(marked)
+        return known, max(0, cached(self._meter.prompt(marked)) - known)
 
     def _fault(
-        self, model: str, headers: Iterable[tuple[bytes, bytes]]
+        self, model: str, asked: bytes, refused: refusal.Refusal | None
     ) -> tuple[Fault, refusal.Refusal | None]:
+        """What goes wrong, and what is refused for it; of a request refused anyway, only when it is told."""
         base = self._settings.faults.get(model) or self._settings.faults.get("*") or NO_FAULT
-        asked = ",".join(value.decode("latin-1") for name, value in headers if name == FAULT_HEADER)
         try:
-            return parse_fault(asked, base), None
+            fault = parse_fault(asked.decode("latin-1"), base)
         except ValueError as error:
-            return base, refusal.Refusal(f"Invalid x-demo-fault: {error}")
+            return base, refused or refusal.Refusal(f"Invalid x-demo-fault: {error}")
+        if refused:
+            return Fault(late=fault.late), refused
+        return fault, _broken(fault.status) if fault.status else None
 
-    async def _answer(self, body: JsonObject, seen: Seen, fault: Fault, client: Client) -> None:
-        reply = self._reply(body, seen)
-        usage = wire.Usage(seen.prompt_tokens, self._meter.reply(reply, seen.model), seen.cached_tokens)
-        envelope = wire.Envelope(f"chatcmpl-{seen.number:029d}", int(time.time()), seen.model)
-        if body.get("stream"):
-            include = bool((body.get("stream_options") or {}).get("include_usage"))
-            events = wire.stream(envelope, reply, usage if include else None)
-            await _stream(client, events, fault)
+    def _answer_of(self, asked: Asked, seen: Seen, reply: Reply) -> Answer:
+        usage = wire.Usage(
+            seen.prompt_tokens,
+            self._meter.reply(reply, seen.model),
+            seen.cached_tokens,
+            seen.written_tokens,
+            self._meter.reply(Reply(reply.thought), seen.model),
+        )
+        return Answer(asked, seen.number, int(time.time()), _mark(asked), reply, usage)
+
+    async def _answer(self, form: Format, asked: Asked, seen: Seen, fault: Fault, client: Client) -> None:
+        answer = self._answer_of(
+            asked, seen, Reply() if asked.counts_only else self._reply(form, asked, seen)
+        )
+        if asked.streamed:
+            await _stream(client, form.empty if fault.empty else form.events(answer), fault)
         else:
-            await _plain(client, wire.completion(envelope, reply, usage), fault)
+            await _plain(client, form.whole(answer), fault)
 
-    def _reply(self, body: JsonObject, seen: Seen) -> Reply:
-        if "summary" not in seen.model and not aligned(body["messages"]):
-            reply = brain.answer(body, script.load())
+    def _reply(self, form: Format, asked: Asked, seen: Seen) -> Reply:
+        messages = asked.prompt["messages"]
+        if "summary" not in seen.model and not aligned(messages):
+            reply = brain.answer(asked.prompt, script.load(), "" if form is CHAT else _mark(asked))
         else:
             budget = min(summariser.TARGET_TOKENS, seen.output_tokens or summariser.TARGET_TOKENS)
             reply = Reply(
                 summariser.summarise(
-                    body["messages"], budget, lambda text: self._settings.counter.count(text, seen.model)
+                    messages, budget, lambda text: self._settings.counter.count(text, seen.model)
                 )
             )
-        return _shortened(reply, seen, self._meter)
+        reply = _shortened(reply, seen, self._meter)
+        return replace(reply, thought=brain.thought(messages)) if asked.thinks else reply
 
 
 def create_provider(settings: Settings) -> Provider:
@@ -173,9 +214,18 @@ def _read(raw: bytes) -> tuple[JsonObject, refusal.Refusal | None]:
     return (body, None) if isinstance(body, dict) else ({}, refusal.UNPARSED)
 
 
-def _output(body: JsonObject) -> int:
-    asked = body.get("max_completion_tokens") or body.get("max_tokens") or 0
-    return asked if isinstance(asked, int) else 0
+def _header(scope: Scope, name: bytes) -> bytes:
+    """The values of a request header, joined by commas."""
+    return b",".join(value for own, value in scope["headers"] if own == name)
+
+
+def _is_overflow(refused: refusal.Refusal | None) -> bool:
+    return refused is not None and refused.code == OVERFLOW
+
+
+def _mark(asked: Asked) -> str:
+    """Hexadecimal digits that stand for a prompt."""
+    return hashlib.sha256(wire.dumps(asked.prompt["messages"])).hexdigest()[:MARK_DIGITS]
 
 
 def _broken(status: int) -> refusal.Refusal:
@@ -198,24 +248,8 @@ def _shortened(reply: Reply, seen: Seen, meter: Meter) -> Reply:
     return Reply("".join(kept), finish_reason="length")
 
 
-def _models(settings: Settings) -> bytes:
-    rows = [
-        {
-            "id": name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "demo",
-            "context_window": settings.window,
-        }
-        for name in settings.models
-    ]
-    return wire.dumps({"object": "list", "data": rows})
-
-
 async def _stream(client: Client, events: Iterable[bytes], fault: Fault) -> None:
     """Stream the events. A cut leaves the body unfinished, upon which the server drops the connection."""
-    if fault.empty:
-        events = [wire.DONE]
     await client.start(200, b"text/event-stream; charset=utf-8")
     for index, event in enumerate(events):
         if index == fault.cut_after:

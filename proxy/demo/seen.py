@@ -19,6 +19,7 @@ class Seen:
         prompt_tokens: 0 when the body was refused unread.
         output_tokens: What it asked for at most; 0 when it did not say.
         cached_tokens: Tokens of its beginning that were known.
+        written_tokens: Tokens that the cache was told to learn, where a client marks them.
         status: Of the answer; 0 when there was none.
         code: Of the error, if any.
     """
@@ -31,12 +32,14 @@ class Seen:
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    written_tokens: int = 0
     status: int = 0
     code: str = ""
 
     def messages(self) -> list[JsonObject]:
-        """The messages of the request."""
-        found: list[JsonObject] = json.loads(self.body)["messages"]
+        """The messages of the request as they were sent; on the Responses wire its input."""
+        body = json.loads(self.body)
+        found: list[JsonObject] = body["messages"] if "messages" in body else body["input"]
         return found
 
 

@@ -1,4 +1,4 @@
-"""The demo provider's side of the chat completions format: what goes over the wire, as bytes."""
+"""What the demo provider says, whichever wire it says it on, and the chat completions format as bytes."""
 
 import json
 import re
@@ -27,23 +27,34 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model says: text, tool calls, or both."""
+    """What the model says: text, tool calls, or both; `thought` is said before, on wires that have a place."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
     finish_reason: str = "stop"
+    thought: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one exchange, as the provider bills them."""
+    """Tokens of one exchange, as the provider bills them.
+
+    Attributes:
+        prompt: All that were read.
+        completion: All that were written, those of the thought included.
+        cached: Of the prompt, those that were known.
+        written: Of the prompt, those that have been remembered where a client marked them.
+        thought: Of the completion, those of the thought.
+    """
 
     prompt: int
     completion: int
     cached: int
+    written: int = 0
+    thought: int = 0
 
     def as_json(self) -> JsonObject:
-        """The `usage` object."""
+        """The `usage` object of a chat completion."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
@@ -51,6 +62,55 @@ class Usage:
             "prompt_tokens_details": {"cached_tokens": self.cached, "audio_tokens": 0},
             "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A valid request as the provider understands it, whichever wire it came by.
+
+    Attributes:
+        body: In its own wire.
+        prompt: The same as a chat request: `model`, `messages` and `tools`.
+        output_tokens: What it asks for at most; 0 when it does not say.
+        streamed: Whether the answer is to be.
+        thinks: Whether the reply has a thought.
+        remembered: How many messages from the first the prompt cache knows or learns; None for all.
+        counts_only: Whether nothing but the size of the prompt is wanted.
+    """
+
+    body: JsonObject
+    prompt: JsonObject
+    output_tokens: int
+    streamed: bool
+    thinks: bool = False
+    remembered: int | None = None
+    counts_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A reply and what stands around it.
+
+    Attributes:
+        asked: What it answers.
+        number: Of the request, from 1.
+        created: Seconds since the epoch.
+        mark: Hexadecimal digits that stand for the prompt; ids of what is said are made of them.
+        reply: What is said.
+        usage: What it costs.
+    """
+
+    asked: Asked
+    number: int
+    created: int
+    mark: str
+    reply: Reply
+    usage: Usage
+
+    @property
+    def model(self) -> str:
+        """The name of the model that was asked."""
+        return str(self.asked.prompt["model"])
 
 
 @dataclass(frozen=True, slots=True)

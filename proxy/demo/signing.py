@@ -1,0 +1,39 @@
+"""What the demo provider signs, so that it knows its own thoughts again and refuses altered ones.
+
+The key is no secret: it tells honest bytes from altered ones, so tests may sign as well.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+
+_KEY = b"compaction-proxy demo provider"
+_MARK = "demo"
+_CODE_BYTES = 16
+
+
+def _code(data: bytes) -> bytes:
+    return hmac.digest(_KEY, data, hashlib.sha256)[:_CODE_BYTES]
+
+
+def signature(thought: str) -> str:
+    """The signature of a thinking block that says `thought`."""
+    return _MARK + base64.b64encode(_code(thought.encode("utf-8", "surrogatepass"))).decode()
+
+
+def sealed(thought: str) -> str:
+    """`thought` as text that nobody else can write: encrypted reasoning, or data of redacted thinking."""
+    data = thought.encode("utf-8", "surrogatepass")
+    return _MARK + base64.b64encode(_code(data) + data).decode()
+
+
+def is_sealed(text: object) -> bool:
+    """Whether `sealed` has written it."""
+    if not isinstance(text, str) or not text.startswith(_MARK):
+        return False
+    try:
+        data = base64.b64decode(text.removeprefix(_MARK), validate=True)
+    except binascii.Error:
+        return False
+    return hmac.compare_digest(data[:_CODE_BYTES], _code(data[_CODE_BYTES:]))
