@@ -238,6 +238,7 @@ class Proxy:
                     _endpoint(config, parts, upstream, wire, gate=self._gate, admission=admission),
                     parts.records,
                 )
+            keep_alive_s=config.server.keep_alive_s,
                 for name, wire in WIRES.items()
             },
             blind=Blind(upstream, admission),

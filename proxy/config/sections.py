@@ -25,6 +25,7 @@ from proxy.config.values import (
     Percent,
     Positive,
     Seconds,
+    SecondsOrNever,
     StoreUrl,
     Tenant,
     seconds,
@@ -77,6 +78,8 @@ class ServerSection(BaseModel):
     """Longest time, in seconds, until a request's head has come; then the connection is closed."""
     body_timeout_s: Seconds = 30
     """Longest time, in seconds, in which less than 500 bytes a second of a body come; then it gets 408."""
+    keep_alive_s: SecondsOrNever = 0
+    """Seconds of silence after which an event stream gets a comment, for balancers that cut it; 0: never."""
     send_timeout_s: Seconds = 60
     """Longest time, in seconds, in which a client takes nothing of its answer; then it is cut off."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from starlette.requests import ClientDisconnect
 from starlette.routing import Router
@@ -13,11 +14,16 @@ from proxy.relay.exchange import send_error
 from proxy.relay.headers import HOP_HEADER, first_values, refuse_loop
 from proxy.relay.known_clients import EVERYBODY, KnownClients
 from proxy.relay.paths import COMPACT_PATH, MCP_PATH, is_own
+from proxy.relay.silence import kept_alive
+
+# What goes with 426 (RFC 9110 §15.5.22): the protocol to ask in. Clients of the Responses API go on over HTTP
+# at once on this very status, and retry on others.
+_ASK_IN_HTTP: Final = ((b"upgrade", b"HTTP/1.1"), (b"connection", b"upgrade"))
+_WEBSOCKET: Final = RequestRefused(426, "WebSockets are not relayed; use HTTP.", "websocket_not_supported")
 
 
-def _refuse_upgrade(upgrade: bytes) -> None:
-    if upgrade.lower() == b"websocket":
-        raise RequestRefused(426, "WebSockets are not relayed; use HTTP.", "websocket_not_supported")
+def _offers_websocket(upgrade: bytes) -> bool:
+    return b"websocket" in (each.strip() for each in upgrade.lower().split(b","))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,7 @@ class Dispatcher:
         mcp: Answers `/mcp` below `base_path`, for the same clients; None: `admin` does.
         clients: Who may have requests relayed.
         base_path: Where our own paths live instead of the root.
+        keep_alive_s: Seconds of silence after which a relayed event stream gets a comment; 0: never.
         lifespan: Is given the server's lifespan events; by default nothing has to be done.
     """
 
@@ -46,6 +53,7 @@ class Dispatcher:
     mcp: ASGIApp | None = None
     clients: KnownClients = EVERYBODY
     base_path: str = ""
+    keep_alive_s: float = 0.0
     lifespan: ASGIApp = field(default_factory=Router)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,9 +79,13 @@ class Dispatcher:
             scope["headers"] = self.clients.admit(scope["headers"], first)
             if HOP_HEADER in first:
                 refuse_loop(scope["headers"], self.hop)
-            if b"upgrade" in first:
-                _refuse_upgrade(first[b"upgrade"])
-            await endpoint(scope, receive, send)
+            if b"upgrade" in first and _offers_websocket(first[b"upgrade"]):
+                await send_error(send, _WEBSOCKET, _ASK_IN_HTTP)
+            elif self.keep_alive_s:
+                with kept_alive(send, self.keep_alive_s) as audible:
+                    await endpoint(scope, receive, audible)
+            else:
+                await endpoint(scope, receive, send)
         except (RequestRefused, Overloaded, UpstreamError) as error:
             await send_error(send, error)
         except ClientDisconnect:

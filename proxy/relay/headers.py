@@ -14,6 +14,7 @@ Headers = list[tuple[bytes, bytes]]
 
 HOP_HEADER = b"x-compaction-hop"
 OWN_PREFIX = b"x-compaction"
+EVENT_STREAM = b"text/event-stream"
 CREDENTIALS = frozenset({b"authorization", b"api-key", b"x-api-key", b"x-goog-api-key"})
 
 HOP_BY_HOP = frozenset(
@@ -32,6 +33,8 @@ HOP_BY_HOP = frozenset(
 _NOT_SENT_ON = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 _NOT_SENT_ON_WITH_KEY = _NOT_SENT_ON | CREDENTIALS
 _NOT_SENT_BACK = HOP_BY_HOP | {b"server", b"date"}
+# Asks whoever stands before us to hand on what comes of a stream at once.
+_UNBUFFERED = (b"x-accel-buffering", b"no")
 # What `connection` says of nearly every request, and what names no field.
 _NAMES_NOTHING = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close", b"upgrade", b""})
 
@@ -116,7 +119,8 @@ def to_client(status: int, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
     """The upstream's header fields as they go back, every duplicate in its order.
 
     The server in front of us writes its own server and date. Content-length stays, because the bytes do,
-    except on a 304, where it speaks of a body that is not sent and the server would wait for it.
+    except on a 304, where it speaks of a body that is not sent and the server would wait for it. An event
+    stream of which the upstream does not say how it may be buffered is marked not to be.
     """
     names = [field[0].lower() for field in headers]
     dropped = _NOT_SENT_BACK
@@ -134,6 +138,10 @@ def to_client(status: int, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
 
 def refuse_loop(headers: Iterable[tuple[bytes, bytes]], hop: str) -> None:
     """Raise `RequestRefused` (508) if the request has been through this installation before."""
+    if b"content-type" in names and _UNBUFFERED[0] not in names:
+        kind = headers[names.index(b"content-type")][1]
+        if kind.strip().lower().startswith(EVENT_STREAM):
+            kept.append(_UNBUFFERED)
     mark = hop.encode()
     if any(key == HOP_HEADER and held == mark for key, held in headers):
         raise RequestRefused(

@@ -101,3 +101,17 @@ def test_a_declared_length_is_a_number_or_nothing(declared: bytes, expected: int
 def test_a_field_that_no_server_could_send_is_left_out() -> None:
     fields = [(b"x-a", b"a\x01b"), (b"x-b", b"a\r\nx-c: d"), (b"x-d", b"tab\tstays")]
     assert to_client(200, fields) == [(b"x-d", b"tab\tstays")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "added"),
+    [
+        ([(b"Content-Type", b"text/event-stream; charset=utf-8")], [(b"x-accel-buffering", b"no")]),
+        ([(b"content-type", b"text/event-stream"), (b"X-Accel-Buffering", b"yes")], []),
+        ([(b"content-type", b"application/json")], []),
+    ],
+)
+def test_whoever_stands_before_us_is_asked_to_hand_streams_on(
+    fields: list[tuple[bytes, bytes]], added: list[tuple[bytes, bytes]]
+) -> None:
+    assert to_client(200, fields) == [*fields, *added]
