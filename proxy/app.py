@@ -32,16 +32,16 @@ from proxy.relay.blind import Blind
 from proxy.relay.compact import Compact
 from proxy.relay.endpoint import Endpoint
 from proxy.relay.exchange import Upstream
-from proxy.relay.gate import Gate
+from proxy.relay.gate import Gate, gates
 from proxy.relay.identity import origin
 from proxy.relay.known_clients import KnownClients
 from proxy.relay.mcp import Mcp
 from proxy.relay.trouble import Trouble
+from proxy.relay.upstreams import upstreams
 from proxy.steering import Steering
 from proxy.storage.records import Records
 from proxy.watching import Watching
 
-CONNECT_TIMEOUT_S = 10.0
 HOP_BYTES = 8
 
 
@@ -142,18 +142,6 @@ def _known_clients(config: Config, *, guarded: bool) -> KnownClients:
     )
 
 
-def _upstream(config: Config, parts: Parts, hop: str) -> Upstream:
-    """Where requests go, and the mark that they carry."""
-    return Upstream(
-        base_url=config.upstream.base_url,
-        api_key=config.upstream.api_key.get_secret_value(),
-        hop=hop,
-        engine=parts.engine,
-        connect_timeout_s=CONNECT_TIMEOUT_S,
-        read_timeout_s=config.upstream.timeout_s,
-    )
-
-
 def _compact(config: Config, parts: Parts, upstream: Upstream, admission: Admission) -> Compact:
     """What answers `/v1/compact`."""
     return Compact(
@@ -196,7 +184,7 @@ class Proxy:
         self._life = _Life(Router(lifespan=parts.running))
         self._admission = Admission(config.server.max_in_flight)
         self._hop = token_hex(HOP_BYTES)
-        self._gate = _gate(config, parts)
+        self._gates = gates(config, parts.learning, parts.wishing, parts.pricing)
         self._admitted = _access(config)
         self._dispatcher = self._built(config, loaded)
 
@@ -212,7 +200,9 @@ class Proxy:
         """
         config = loaded.config
         check_instructions(config)
-        self._gate = _gate(config, self._parts, self._gate)
+        self._gates = gates(
+            config, self._parts.learning, self._parts.wishing, self._parts.pricing, self._gates
+        )
         self._parts.pricing.reload(config)
         if self._parts.tracer is not None:
             self._parts.tracer.towards(config.upstream.base_url)
@@ -230,31 +220,27 @@ class Proxy:
         def ending() -> bool:  # of streams: those who were admitted may not be any more
             return self._life.stopping() or self._admitted != admitted
 
-        upstream = _upstream(config, parts, self._hop)
+        targets = upstreams(config, parts.engine, self._hop)
         return Dispatcher(
             admin=_admin(config, parts, loaded, ending),
             wires={
                 name: _beginning(
-                    _endpoint(config, parts, upstream, wire, gate=self._gate, admission=admission),
+                    _endpoint(
+                        config, parts, targets[name], wire, gate=self._gates[name], admission=admission
+                    ),
                     parts.records,
                 )
-            keep_alive_s=config.server.keep_alive_s,
                 for name, wire in WIRES.items()
             },
-            blind=Blind(upstream, admission),
+            blind=Blind(targets, admission),
             hop=self._hop,
-            compact=_compact(config, parts, upstream, admission),
+            compact=_compact(config, parts, targets["chat"], admission),
             mcp=_mcp(config, parts, admission),
             clients=_known_clients(config, guarded=_pays(config)),
             base_path=config.server.base_path,
+            keep_alive_s=config.server.keep_alive_s,
             lifespan=self._life,
         )
-
-
-def _gate(config: Config, parts: Parts, before: Gate | None = None) -> Gate:
-    """Lets small requests through; knows the conversations that the gate `before` has let through no more."""
-    target = origin(config.upstream.base_url)
-    return Gate(config, parts.learning, parts.wishing, target, pricing=parts.pricing, before=before)
 
 
 def _endpoint(

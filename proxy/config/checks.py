@@ -10,6 +10,7 @@ from proxy.config import strategy_checks
 from proxy.config.document import Place
 from proxy.config.model import Config
 from proxy.config.sections import ServerSection, SummarySection
+from proxy.config.upstream import WIRES
 from proxy.config.values import origin, store_place
 
 WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - recognised, not bound
@@ -17,11 +18,11 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 SQLITE = "sqlite:///"
 MEMORY = "memory://"
 KEYS_OF_OURS = (
-    "needs upstream.api_key (any word, if the upstream wants none), "
+    "needs {}.api_key (any word, if the upstream wants none), "
     "because the upstream must not be shown the keys by which clients are known here"
 )
 SECOND_ORIGIN = (
-    "another origin than upstream.base_url needs its own summary.api_key, "
+    "another origin than the upstream needs its own summary.api_key, "
     "because a client's credential never goes to a second origin"
 )
 
@@ -59,8 +60,8 @@ def _summary_problems(config: Config, summary: SummarySection) -> Iterator[tuple
         return
     if _is_ours(config, summary.base_url):
         yield "base_url", "this is our own address"
-    elsewhere = origin(summary.base_url) != origin(config.upstream.base_url)
-    if elsewhere and not summary.api_key.get_secret_value():
+    upstreams = {origin(config.upstream.provider(wire)[0]) for wire in WIRES}
+    if upstreams != {origin(summary.base_url)} and not summary.api_key.get_secret_value():
         yield "base_url", SECOND_ORIGIN
 
 
@@ -82,16 +83,27 @@ def _server_problems(server: ServerSection) -> Iterator[tuple[Place, str]]:
             yield ("server", name), strategy_checks.UNREADABLE
 
 
+def _upstream_problems(config: Config) -> Iterator[tuple[Place, str]]:
+    seen: set[str] = set()
+    for wire in WIRES:
+        base_url, key = config.upstream.provider(wire)
+        place: Place = ("upstream", "wires", wire) if seen else ("upstream",)
+        if base_url in seen:
+            continue
+        seen.add(base_url)
+        if config.server.client_keys and not key:
+            yield ("server", "client_keys"), KEYS_OF_OURS.format(".".join(map(str, place)))
+        if _is_ours(config, base_url):
+            yield (*place, "base_url"), "this is our own address: requests would go round in circles"
+
+
 def problems(config: Config) -> Iterator[tuple[Place, str]]:
     """Each place whose value does not fit the others, and why."""
     if config.server.workers > 1 and config.store.url == MEMORY:
         yield ("server", "workers"), "several workers need a store that they can share, not memory://"
     server = config.server
-    if server.client_keys and not config.upstream.api_key.get_secret_value():
-        yield ("server", "client_keys"), KEYS_OF_OURS
     yield from _server_problems(server)
-    if _is_ours(config, config.upstream.base_url):
-        yield ("upstream", "base_url"), "this is our own address: requests would go round in circles"
+    yield from _upstream_problems(config)
     for row in config.by_glob:
         for name, what in _summary_problems(config, row.settings.summary):
             yield strategy_checks.place_in(config, row.glob, ("summary", name)), what

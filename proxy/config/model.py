@@ -19,8 +19,8 @@ from proxy.config.sections import (
     SessionSection,
     StoreSection,
     SummarySection,
-    UpstreamSection,
 )
+from proxy.config.upstream import UpstreamSection
 from proxy.config.values import STRICT
 from proxy.core.price import Price
 

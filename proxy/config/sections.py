@@ -84,24 +84,6 @@ class ServerSection(BaseModel):
     """Longest time, in seconds, in which a client takes nothing of its answer; then it is cut off."""
 
 
-class UpstreamSection(BaseModel):
-    """Where requests go."""
-
-    model_config = STRICT
-    base_url: HttpUrl = "https://api.openai.com/v1"
-    """Base URL of the provider; the client's path is appended, a shared `/v1` is taken once."""
-    api_key: Key = SecretStr("")
-    """Key sent upstream in place of the client's; empty: the client's own passes through."""
-    engine: Literal["native", "aiohttp"] = "native"
-    """HTTP client that carries requests: `native`, our own, or `aiohttp`; for comparing, both do the same."""
-    timeout_s: Seconds = 600
-    """Longest silence of the upstream, in seconds."""
-    stream_usage: Annotated[str, Only("observe")] = "observe"
-    """Whether `usage` on streams is only observed."""
-    lower_max_tokens: bool = False
-    """Whether a request's `max_tokens` may be lowered to make it fit."""
-
-
 class StoreSection(BaseModel):
     """Where derived data is kept: checkpoints, the archive and events."""
 
@@ -243,6 +225,8 @@ class SummarySection(BaseModel):
     """Summary model; null: a cheap one of the upstream's, for `full` the request's own (`same`); `none`."""
     base_url: HttpUrl | None = None
     """Base URL of its provider; null: the upstream's. Another origin needs an `api_key` of its own."""
+    wire: Literal["chat", "responses", "messages"] = "chat"
+    """What `base_url` speaks; without one a summary is asked for on the request's own wire."""
     api_key: Key = SecretStr("")
     """Key for summary calls; empty: that of the request."""
     max_tokens: Positive | None = None

@@ -14,7 +14,8 @@ from proxy import logs
 from proxy.adapters.tiktoken_counter import TiktokenCounter
 from proxy.app import create_app
 from proxy.config import Config
-from proxy.config.sections import ModelSection, ServerSection, StoreSection, SummarySection, UpstreamSection
+from proxy.config.sections import ModelSection, ServerSection, StoreSection, SummarySection
+from proxy.config.upstream import UpstreamSection
 from proxy.demo.agent import Agent, Exchange, opening, tool_message
 from proxy.demo.brain import recalled
 from proxy.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Provider, Settings, create_provider

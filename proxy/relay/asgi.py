@@ -15,6 +15,7 @@ from proxy.relay.headers import HOP_HEADER, first_values, refuse_loop
 from proxy.relay.known_clients import EVERYBODY, KnownClients
 from proxy.relay.paths import COMPACT_PATH, MCP_PATH, is_own
 from proxy.relay.silence import kept_alive
+from proxy.relay.upstreams import error_shape
 
 # What goes with 426 (RFC 9110 §15.5.22): the protocol to ask in. Clients of the Responses API go on over HTTP
 # at once on this very status, and retry on others.
@@ -64,7 +65,7 @@ class Dispatcher:
             await send({"type": "websocket.close"})  # before accepting: the server answers 403
         elif not is_own(scope["path"], self.base_path):
             wire = dialect_of(scope["method"], scope["raw_path"])
-            endpoint = self.blind if wire is None else self.wires.get(wire.name, self.blind)
+            endpoint = self.blind if wire is None else self.wires[wire.name]
             await self._relay(endpoint, scope, receive, send)
         elif self.compact is not None and scope["path"] == self.base_path + COMPACT_PATH:
             await self._relay(self.compact, scope, receive, send)
@@ -87,6 +88,6 @@ class Dispatcher:
             else:
                 await endpoint(scope, receive, send)
         except (RequestRefused, Overloaded, UpstreamError) as error:
-            await send_error(send, error)
+            await send_error(send, error, shape=error_shape(scope))
         except ClientDisconnect:
             return

@@ -1,14 +1,16 @@
 """The endpoint for whatever is not compacted: streamed both ways, looked at by nobody, without a limit."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
 from proxy.relay.admission import Admission
 from proxy.relay.exchange import Upstream, build_request, open_answer, relay_back
-from proxy.relay.headers import content_length, value
+from proxy.relay.headers import content_length, first_values, value
 from proxy.relay.inbound import read_body, stream_body, while_connected
+from proxy.relay.upstreams import wire_of
 
 REPLAYABLE_BYTES = 262_144  # a body up to this size is read whole, so that it can be sent twice
 
@@ -18,11 +20,11 @@ class Blind:
     """An ASGI endpoint that relays any request.
 
     Attributes:
-        upstream: Where to.
+        upstreams: Where to, by the name of the wire.
         admission: Places for requests under way, those of chats included.
     """
 
-    upstream: Upstream
+    upstreams: Mapping[str, Upstream]
     admission: Admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -41,14 +43,15 @@ class Blind:
             self.admission.leave()
 
     async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
+        upstream = self.upstreams[wire_of(scope["raw_path"], first_values(scope["headers"]))]
         length = content_length(scope["headers"])
         if length is None and value(scope["headers"], b"transfer-encoding") is None:
             length = 0
         if length is not None and length <= REPLAYABLE_BYTES:
             body = await read_body(receive, REPLAYABLE_BYTES, length) if length else b""
-            request, ended = build_request(self.upstream, scope, body), None
+            request, ended = build_request(upstream, scope, body), None
         else:
             ended = asyncio.Event()
-            request = build_request(self.upstream, scope, stream_body(receive, ended), length)
+            request = build_request(upstream, scope, stream_body(receive, ended), length)
         async with while_connected(scope, receive, ended):
-            await relay_back(await open_answer(self.upstream, request), send)
+            await relay_back(await open_answer(upstream, request), send)

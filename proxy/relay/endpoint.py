@@ -140,7 +140,7 @@ class Endpoint:
             answer = await self._answer(passage)
         except UpstreamError as error:
             passage.settled()
-            await send_error(send, error, passage.headers())
+            await send_error(send, error, passage.headers(), self._dialect.error)
             return None
         passage.release()
         passage.code = answer.response.status
@@ -183,7 +183,7 @@ class Endpoint:
         who = passage.who
         models = self._gate.models(passage.raw, deployment(passage.scope["raw_path"]))
         passage.model = min(models, default="")
-        return self._gate.passes(passage.raw, models, who.tenant, who.conversation)
+        return self._gate.passes(passage.raw, models, who.tenant, who.conversation, self._dialect.result)
 
     async def _ask(self, passage: Passage) -> Ask:
         """The request as the compactor takes it.
@@ -209,7 +209,14 @@ class Endpoint:
             mode=self._mode(passage, settings),
             trigger_tokens=passage.control.trigger_tokens,
             whom=partial(
-                summary_routes, self._config, settings, policy, self._upstream, passage.scope, model
+                summary_routes,
+                self._config,
+                settings,
+                policy,
+                self._upstream,
+                passage.scope,
+                model,
+                self._dialect,
             ),
             patience_s=passage.control.patience_s,
             strategy=passage.control.strategy,

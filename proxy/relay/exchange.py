@@ -12,7 +12,7 @@ import httpx
 import structlog
 from starlette.types import Scope, Send
 
-from proxy.errors import Overloaded, RequestRefused, UpstreamError, openai_error
+from proxy.errors import Overloaded, Shown, UpstreamError, openai_error
 from proxy.guard import contained
 from proxy.logs import TAP_FAILED
 from proxy.ports import HttpEngine, HttpRequest, HttpResponse
@@ -39,6 +39,7 @@ class Upstream:
         engine: What sends.
         connect_timeout_s: Seconds until a connection must stand.
         read_timeout_s: Seconds that the upstream may be silent, before the first byte or later.
+        key_field: The header field that shows the key; empty: as the client shows its own.
     """
 
     base_url: str
@@ -47,6 +48,7 @@ class Upstream:
     engine: HttpEngine
     connect_timeout_s: float
     read_timeout_s: float
+    key_field: bytes = b""
 
 
 def build_request(
@@ -65,7 +67,9 @@ def build_request(
         scope["method"],
         origin,
         target,
-        to_upstream(scope["headers"], api_key=upstream.api_key, hop=upstream.hop),
+        to_upstream(
+            scope["headers"], api_key=upstream.api_key, hop=upstream.hop, key_field=upstream.key_field
+        ),
         body,
         length,
         upstream.connect_timeout_s,
@@ -215,11 +219,12 @@ def _tap(tap: Callable[[bytes], None], chunk: bytes) -> None:
 
 async def send_error(
     send: Send,
-    error: RequestRefused | Overloaded | UpstreamError,
+    error: Shown,
     extra: Sequence[tuple[bytes, bytes]] = (),
+    shape: Callable[[Shown], bytes] = openai_error,
 ) -> None:
-    """Answer the client with an error of ours, in OpenAI's shape."""
-    body = openai_error(error)
+    """Answer the client with an error of ours, in the shape of its wire."""
+    body = shape(error)
     headers: Headers = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),

@@ -3,24 +3,24 @@
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, for_model
+from proxy.config.upstream import WIRES
 from proxy.core.budget import budget
 from proxy.core.calibration import Calibration
 from proxy.core.trigger import Aims, Row, aimed, mark, marks
 from proxy.dialects.guesses import has_media, models_named, outputs_named
 from proxy.learning import Learning
 from proxy.pricing import Pricing
+from proxy.relay.identity import origin
 from proxy.wishes import Wishing
 
 # Compacted conversations that are known by their id.
 MAX_REMEMBERED = 10_000
-# What every tool result has.
-RESULT = b'"tool_call_id"'
 # A larger body is read whatever it says: of a conversation that is known, that takes less than a search.
 MAX_BYTES = 131_072
 # A body that names more models than this is read instead.
@@ -118,8 +118,18 @@ class Gate:
             models.add(deployment)
         return models
 
-    def passes(self, raw: bytes, models: AbstractSet[str], tenant: str, conversation: str | None) -> bool:
-        """Whether a body is certainly under every mark; `models` are all that the request could mean."""
+    def passes(
+        self, raw: bytes, models: AbstractSet[str], tenant: str, conversation: str | None, result: bytes
+    ) -> bool:
+        """Whether a body is certainly under every mark.
+
+        Args:
+            raw: The body.
+            models: All that the request could mean.
+            tenant: Whose it is.
+            conversation: Of which conversation, if that is known.
+            result: What every body with a tool result holds.
+        """
         if conversation is not None and self._awaited(tenant, conversation):
             return False
         size = len(raw)
@@ -128,7 +138,7 @@ class Gate:
         if size <= min([self._sure_size(tenant, model) for model in models]):
             return True
         output = max(outputs_named(raw), default=None)
-        results = RESULT in raw
+        results = result in raw
         rooms = [self._room(tenant, model, output, results=results) for model in models]
         return all(room is None or room.holds(size) for room in rooms)
 
@@ -176,3 +186,23 @@ class Gate:
         if self._pricing is not None and any(row.price_tier for row in rows):
             price = self._pricing.of(model, self._origin)
         return Aims(tier=price.surcharge_tokens if price else None, optimum=0)
+
+
+def gates(
+    config: Config,
+    learning: Learning,
+    wishing: Wishing,
+    pricing: Pricing,
+    before: Mapping[str, Gate] | None = None,
+) -> Mapping[str, Gate]:
+    """A gate for each wire, by its name; wires with one provider share theirs.
+
+    They know the conversations that the gates `before` have let through no more.
+    """
+    made: dict[str, Gate] = {}
+    targets = {wire: origin(config.upstream.provider(wire)[0]) for wire in WIRES}
+    for wire, target in targets.items():
+        if target not in made:
+            older = before[wire] if before else None
+            made[target] = Gate(config, learning, wishing, target, pricing=pricing, before=older)
+    return {wire: made[target] for wire, target in targets.items()}

@@ -80,7 +80,9 @@ def _sendable(values: Iterable[bytes]) -> bool:
     return len(joined.translate(None, _UNSENDABLE)) == len(joined)
 
 
-def to_upstream(headers: Sequence[tuple[bytes, bytes]], *, api_key: str, hop: str) -> Headers:
+def to_upstream(
+    headers: Sequence[tuple[bytes, bytes]], *, api_key: str, hop: str, key_field: bytes = b""
+) -> Headers:
     """The client's header fields as they go on, with our hop mark appended.
 
     Host and content-length are left out: they follow from the URL and the body that are really sent. Hop
@@ -90,6 +92,7 @@ def to_upstream(headers: Sequence[tuple[bytes, bytes]], *, api_key: str, hop: st
         headers: The client's.
         api_key: The proxy's own key for the upstream, which replaces the client's; empty to keep theirs.
         hop: The mark of this installation, 16 hex digits.
+        key_field: The field that shows our key; empty: as the client shows its own.
     """
     dropped = _NOT_SENT_ON_WITH_KEY if api_key else _NOT_SENT_ON
     about = [field[1] for field in headers if field[0] == b"connection"]
@@ -99,17 +102,19 @@ def to_upstream(headers: Sequence[tuple[bytes, bytes]], *, api_key: str, hop: st
     if OWN_PREFIX in b"\n".join([field[0] for field in kept]):  # seldom: one search tells
         kept = [(name, held) for name, held in kept if name == HOP_HEADER or not name.startswith(OWN_PREFIX)]
     if api_key:
-        kept.append(credential(headers, api_key))
+        kept.append(credential(headers, api_key, key_field))
     kept.append((HOP_HEADER, hop.encode()))
     return kept
 
 
-def credential(headers: Iterable[tuple[bytes, bytes]], api_key: str) -> tuple[bytes, bytes]:
-    """The header field that shows our own key, in the form in which the client showed its own.
+def credential(
+    headers: Iterable[tuple[bytes, bytes]], api_key: str, key_field: bytes = b""
+) -> tuple[bytes, bytes]:
+    """The header field that shows our own key: `key_field`, or the one in which the client showed its own.
 
     Azure, Anthropic and Google take a key of theirs in a field of its own; everybody else as a bearer token.
     """
-    shown = [key for key, _ in headers if key in CREDENTIALS]
+    shown = [key_field] if key_field else [key for key, _ in headers if key in CREDENTIALS]
     if not shown or b"authorization" in shown:
         return b"authorization", b"Bearer " + api_key.encode()
     return shown[0], api_key.encode()
@@ -133,15 +138,15 @@ def to_client(status: int, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
     kept = [field for name, field in zip(names, headers, strict=True) if name not in dropped]
     if not _sendable([field[1] for field in kept]):  # the server would refuse all of them
         kept = [field for field in kept if _sendable([field[1]])]
+    if b"content-type" in names and _UNBUFFERED[0] not in names:
+        kind = headers[names.index(b"content-type")][1]
+        if kind.strip().lower().startswith(EVENT_STREAM):
+            kept.append(_UNBUFFERED)
     return kept
 
 
 def refuse_loop(headers: Iterable[tuple[bytes, bytes]], hop: str) -> None:
     """Raise `RequestRefused` (508) if the request has been through this installation before."""
-    if b"content-type" in names and _UNBUFFERED[0] not in names:
-        kind = headers[names.index(b"content-type")][1]
-        if kind.strip().lower().startswith(EVENT_STREAM):
-            kept.append(_UNBUFFERED)
     mark = hop.encode()
     if any(key == HOP_HEADER and held == mark for key, held in headers):
         raise RequestRefused(

@@ -11,6 +11,9 @@ from proxy.config.model import Config, ModelSettings, for_model
 from proxy.config.sections import SummarySection
 from proxy.core.policy import Policy
 from proxy.core.windows import known_window
+from proxy.dialects.chat.wire import CHAT
+from proxy.dialects.dialect import Dialect
+from proxy.dialects.wires import WIRES
 from proxy.relay.exchange import Upstream
 from proxy.relay.headers import CREDENTIALS, HOP_HEADER, credential
 from proxy.relay.paths import join, with_deployment
@@ -30,25 +33,32 @@ CHEAP_MODELS = MappingProxyType(
 )
 # What a provider may need beside the credential to know whom to bill.
 _ACCOUNT_HEADERS = frozenset({b"openai-organization", b"openai-project"})
+# What says how the provider is to read a request, and what it allows with this credential.
+_READING_HEADERS = frozenset({b"anthropic-version", b"anthropic-beta"})
+# What Anthropic wants of every request.
+_VERSION = {"anthropic-version": "2023-06-01"}
 
 
 def _credentials(
-    summary: SummarySection, upstream: Upstream, headers: Sequence[tuple[bytes, bytes]]
+    summary: SummarySection, upstream: Upstream, headers: Sequence[tuple[bytes, bytes]], wire: Dialect
 ) -> dict[str, str]:
     """The summary model's own key, else ours for the upstream, else the client's.
 
     The last two never leave for another origin than the upstream's: the configuration sees to it.
     """
     own = summary.api_key.get_secret_value()
-    return {"authorization": f"Bearer {own}"} if own else credentials(upstream, headers)
+    if not own:
+        return credentials(upstream, headers)
+    return {"x-api-key": own} if wire.name == "messages" else {"authorization": f"Bearer {own}"}
 
 
 def credentials(upstream: Upstream, headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
     """Our key for the upstream, else the client's own, as header fields of a call of ours to it."""
-    wanted = CREDENTIALS | _ACCOUNT_HEADERS
+    wanted = CREDENTIALS | _ACCOUNT_HEADERS | _READING_HEADERS
     shown = [(key, held) for key, held in headers if key in wanted]
     if upstream.api_key:
-        shown = [credential(headers, upstream.api_key)]
+        shown = [field for field in shown if field[0] in _READING_HEADERS]
+        shown = [*shown, credential(headers, upstream.api_key, upstream.key_field)]
     return {key.decode("latin-1"): held.decode("latin-1") for key, held in shown}
 
 
@@ -65,27 +75,37 @@ def _models(settings: ModelSettings, policy: Policy, base_url: str, own: str) ->
     return (named,) if asked or named == own else (named, own)
 
 
-def _url(base_url: str | None, upstream: Upstream, scope: Scope, model: str) -> str:
+def _url(base_url: str | None, upstream: Upstream, scope: Scope, model: str, wire: Dialect) -> str:
     """Where a model is asked: at the summary's own provider, else where the client asks for its own."""
     if base_url:
-        return base_url.rstrip("/") + "/chat/completions"
+        return base_url.rstrip("/") + wire.asking.path
     path = with_deployment(scope["raw_path"], model)
     origin, target = join(upstream.base_url, path, scope["query_string"])
     return origin + target.decode("latin-1")
 
 
 def summary_routes(
-    config: Config, settings: ModelSettings, policy: Policy, upstream: Upstream, scope: Scope, model: str
+    config: Config,
+    settings: ModelSettings,
+    policy: Policy,
+    upstream: Upstream,
+    scope: Scope,
+    model: str,
+    dialect: Dialect = CHAT,
 ) -> tuple[SummaryRoute, ...]:
     """Whom to ask for a summary of this request, in order; empty: nobody."""
     summary = settings.summary
-    headers = {**_credentials(summary, upstream, scope["headers"]), HOP_HEADER.decode(): upstream.hop}
+    wire = WIRES[summary.wire] if summary.base_url else dialect
+    shown = _credentials(summary, upstream, scope["headers"], wire)
+    version = _VERSION if wire.name == "messages" else {}
+    headers = {**version, **shown, HOP_HEADER.decode(): upstream.hop}
     return tuple(
         SummaryRoute(
-            _url(summary.base_url, upstream, scope, name),
+            _url(summary.base_url, upstream, scope, name, wire),
             headers,
             name,
             for_model(config, name).window or known_window(name),
+            wire,
         )
         for name in _models(settings, policy, summary.base_url or upstream.base_url, model)
     )

@@ -285,7 +285,7 @@ def test_a_key_of_a_later_version_takes_its_neutral_value_only(
 
 
 ELSEWHERE = (
-    "summary.base_url: another origin than upstream.base_url needs its own summary.api_key, "
+    "summary.base_url: another origin than the upstream needs its own summary.api_key, "
     "because a client's credential never goes to a second origin"
 )
 YAML_BOOLEAN = "(YAML takes a bare on, off, yes or no for true or false)"
@@ -487,7 +487,7 @@ def test_without_a_home_it_keeps_what_it_keeps_in_memory_and_says_so(tmp_path: P
 
 def test_clients_keys_are_never_shown_to_the_upstream(tmp_path: Path) -> None:
     assert problems("server: {client_keys: [a]}", tmp_path) == [
-        f"config.yaml:1:10: server.client_keys: {KEYS_OF_OURS}"
+        f"config.yaml:1:10: server.client_keys: {KEYS_OF_OURS.format('upstream')}"
     ]
     environ = {**HOME, P + "SERVER__CLIENT_KEYS": '["a", "b"]', P + "UPSTREAM__API_KEY": "x"}
     keys = load(None, environ).config.server.client_keys

@@ -23,8 +23,8 @@ from proxy.config.sections import (
     ServerSection,
     StoreSection,
     SummarySection,
-    UpstreamSection,
 )
+from proxy.config.upstream import UpstreamSection
 from proxy.demo.provider import SUMMARY_MODEL, Settings, create_provider
 from proxy.serving import served
 from tests.docs.pretended import PROGRAMS

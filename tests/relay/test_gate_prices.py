@@ -7,6 +7,7 @@ import pytest
 
 from proxy.adapters.memory_store import MemoryStore
 from proxy.config.model import Config
+from proxy.dialects.chat.wire import CHAT
 from proxy.errors import StoreUnavailable
 from proxy.learning import Learning
 from proxy.pricing import Name, Pricing
@@ -42,7 +43,7 @@ async def largest(row: dict[str, Any], prices: dict[str, Any] | None) -> int:
     while refused - passed > 1:
         size = (passed + refused) // 2
         raw = b'{"model":"m"}'.ljust(size)
-        if size >= 13 and not gate.passes(raw, {"m"}, "t", None):
+        if size >= 13 and not gate.passes(raw, {"m"}, "t", None, CHAT.result):
             refused = size
         else:
             passed = size

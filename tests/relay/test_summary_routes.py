@@ -5,7 +5,8 @@ from proxy.adapters.aiohttp_engine import AiohttpEngine
 from proxy.compaction.brief import SummaryRoute
 from proxy.config import Config
 from proxy.config.model import for_model
-from proxy.config.sections import SummarySection, UpstreamSection
+from proxy.config.sections import SummarySection
+from proxy.config.upstream import UpstreamSection
 from proxy.core.policy import STRATEGIES
 from proxy.relay.exchange import Upstream
 from proxy.relay.summary_routes import summary_routes

@@ -31,8 +31,8 @@ from proxy.config.sections import (
     ServerSection,
     StoreSection,
     SummarySection,
-    UpstreamSection,
 )
+from proxy.config.upstream import UpstreamSection
 from proxy.demo import script, wire
 from proxy.demo.client import Client, DepartedError, Receive, Scope, Send
 from proxy.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Provider, Settings, create_provider

@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
-from proxy.config.sections import UpstreamSection
+from proxy.config.upstream import UpstreamSection
 from proxy.demo import script
 from proxy.demo.wire import JsonObject
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from proxy import app, journal
+from proxy import journal
+from proxy.relay import upstreams
 from tests.certificates import self_signed
 from tests.fault_tcp import Faults, FaultTcp
 
@@ -77,7 +78,7 @@ def without_tls(_: int, plain: int) -> str:
 async def test_an_upstream_that_cannot_be_reached_is_a_502_and_gets_no_request(
     wire: Any, chat: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any
 ) -> None:
-    monkeypatch.setattr(app, "CONNECT_TIMEOUT_S", 1.0)  # one who knows no TLS may just wait
+    monkeypatch.setattr(upstreams, "CONNECT_TIMEOUT_S", 1.0)  # one who knows no TLS may just wait
     pem = tmp_path / "server.pem"
     pem.write_bytes(b"".join(self_signed()))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -96,7 +97,7 @@ async def test_a_connection_that_does_not_stand_in_time_is_a_502(
     wire: Any, chat: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other side takes the connection and never says a word of TLS."""
-    monkeypatch.setattr(app, "CONNECT_TIMEOUT_S", CONNECT_LIMIT_S)
+    monkeypatch.setattr(upstreams, "CONNECT_TIMEOUT_S", CONNECT_LIMIT_S)
     async with wire.running_upstream(answer) as upstream, FaultTcp(upstream.port) as between:
         between.blackhole()
         base_url = f"https://127.0.0.1:{between.port}"

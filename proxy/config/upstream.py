@@ -1,0 +1,58 @@
+"""The section `upstream`: where requests go, whatever their wire."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, SecretStr
+
+from proxy.config.values import STRICT, HttpUrl, Key, Only, Seconds, origin
+
+# The wires by name; the first is the one that `upstream` itself is about.
+WIRES = ("chat", "responses", "messages")
+
+
+class WireSection(BaseModel):
+    """Where requests of one wire go, if not where all others do."""
+
+    model_config = STRICT
+    base_url: HttpUrl | None = None
+    """Base URL of the provider for this wire; null: `upstream.base_url`."""
+    api_key: Key = SecretStr("")
+    """Key sent there in place of the client's; empty: `upstream.api_key` where the origin is the same."""
+
+
+class WiresSection(BaseModel):
+    """Wires that have a provider of their own. Chat completions go to `upstream.base_url`."""
+
+    model_config = STRICT
+    responses: WireSection = WireSection()
+    """Requests to `…/responses`."""
+    messages: WireSection = WireSection()
+    """Requests to `…/v1/messages`, and all that come with `anthropic-version`."""
+
+
+class UpstreamSection(BaseModel):
+    """Where requests go."""
+
+    model_config = STRICT
+    base_url: HttpUrl = "https://api.openai.com/v1"
+    """Base URL of the provider; the client's path is appended, a shared `/v1` is taken once."""
+    api_key: Key = SecretStr("")
+    """Key sent upstream in place of the client's; empty: the client's own passes through."""
+    engine: Literal["native", "aiohttp"] = "native"
+    """HTTP client that carries requests: `native`, our own, or `aiohttp`; for comparing, both do the same."""
+    timeout_s: Seconds = 600
+    """Longest silence of the upstream, in seconds."""
+    stream_usage: Annotated[str, Only("observe")] = "observe"
+    """Whether `usage` on streams is only observed."""
+    lower_max_tokens: bool = False
+    """Whether a request's `max_tokens` may be lowered to make it fit."""
+    wires: WiresSection = WiresSection()
+    """Providers of single wires."""
+
+    def provider(self, wire: str) -> tuple[str, str]:
+        """Base URL and key for a wire; a key never goes to another origin than the one it is named for."""
+        own = getattr(self.wires, wire, None) or WireSection()
+        base_url = own.base_url or self.base_url
+        shared = origin(base_url) == origin(self.base_url)
+        key = own.api_key.get_secret_value() or (self.api_key.get_secret_value() if shared else "")
+        return base_url, key
