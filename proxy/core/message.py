@@ -63,6 +63,8 @@ class Message:
         raw: The client's own bytes; empty for a message of ours that no dialect has written yet.
         digest: Canonical SHA-256 of the content (`core.digest`), 32 bytes; empty until computed.
         tokens: Estimated tokens, framing included, before calibration.
+        signed: Whether it carries reasoning that goes with all the calls that came of it. No part of what the
+            message says, so no part of its digest.
     """
 
     role: str
@@ -75,6 +77,7 @@ class Message:
     raw: bytes = b""
     digest: bytes = b""
     tokens: int = 0
+    signed: bool = False
 
     @property
     def privileged(self) -> bool:
@@ -94,6 +97,7 @@ class Message:
             self.raw,
             digest,
             tokens,
+            self.signed,
         )
 
     @property
@@ -102,20 +106,62 @@ class Message:
         return not (self.text or self.parts or self.refusal or self.calls)
 
 
-def units(messages: Sequence[Message]) -> Iterator[Span]:
-    """Cut a list into its units: the smallest runs that may be removed without orphaning a tool result.
+def exchanges(messages: Sequence[Message]) -> Iterator[Span]:
+    """Cut a list into plain messages, and messages with calls with every answer that directly follows them.
 
-    A unit is one plain message, or a message with calls and every answer that directly follows it. The
-    units cover the list in order.
+    They cover the list in order.
     """
     start = 0
     while start < len(messages):
-        stop = start + 1
-        if messages[start].calls:
-            while stop < len(messages) and messages[stop].answers:
-                stop += 1
+        stop = _answered_to(messages, start)
         yield Span(start, stop)
         start = stop
+
+
+def units(messages: Sequence[Message]) -> Iterator[Span]:
+    """Cut a list into its units: the smallest runs that may be removed without making the rest invalid.
+
+    A unit is one exchange; and where its calls are signed, the exchanges behind it whose calls are not, as
+    they may have come of the same reasoning. The units cover the list in order.
+    """
+    start = 0
+    while start < len(messages):
+        stop = unit_stop(messages, start)
+        yield Span(start, stop)
+        start = stop
+
+
+def unit_stop(messages: Sequence[Message], start: int) -> int:
+    """Where the unit ends that starts there."""
+    stop = _answered_to(messages, start)
+    if messages[start].calls and messages[start].signed:
+        while stop < len(messages) and messages[stop].calls and not messages[stop].signed:
+            stop = _answered_to(messages, stop)
+    return stop
+
+
+def unit_start(messages: Sequence[Message], at: int) -> int:
+    """The start of the unit that the message at `at` belongs to, found without a look at all before it."""
+    own = start = _exchange_start(messages, at)
+    while start and messages[start].calls and not messages[start].signed:
+        start = _exchange_start(messages, start - 1)
+    return start if messages[start].calls and messages[start].signed else own
+
+
+def _answered_to(messages: Sequence[Message], start: int) -> int:
+    stop = start + 1
+    if messages[start].calls:
+        while stop < len(messages) and messages[stop].answers:
+            stop += 1
+    return stop
+
+
+def _exchange_start(messages: Sequence[Message], at: int) -> int:
+    start = at
+    while start > 0 and messages[start].answers:
+        start -= 1
+    # Answers belong to the nearest calls in front of all of them, if there are any; else each stands alone.
+    return next((index for index in range(start, at) if messages[index].calls), at) if start < at else at
 
 
 def latest_user(messages: Sequence[Message]) -> int | None:

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 
-from proxy.core.message import Message, units
+from proxy.core.message import Message, exchanges
 
 NO_RESPONSE = "Tool no response"
 UNDERSTOOD = "Understood."
 GO_ON = "Please go on."
 
 
-def _answered(unit: Sequence[Message]) -> Iterator[Message]:
+def _answered(exchange: Sequence[Message]) -> Iterator[Message]:
     """The calling message, then one answer for each of its calls.
 
     Pairing is by position: ids may be reused within a conversation, so an answer belongs to the calls that
     it directly follows. A second answer to the same call and an answer to no call are dropped.
     """
-    caller, *answers = unit
+    caller, *answers = exchange
     yield caller
     open_calls = [call.id for call in caller.calls]
     for answer in answers:
@@ -58,8 +58,8 @@ def repair(messages: Sequence[Message]) -> tuple[Message, ...]:
     """
     repaired: list[Message] = []
     ordered = _privileged_first(messages)
-    for unit in units(ordered):
-        run = ordered[unit.start : unit.stop]
+    for exchange in exchanges(ordered):
+        run = ordered[exchange.start : exchange.stop]
         if run[0].calls:
             repaired.extend(_answered(run))
         elif run[0].answers or (run[0].role == "assistant" and run[0].empty):

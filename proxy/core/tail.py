@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proxy.core.checkpoint import Checkpoint
-from proxy.core.message import Message, latest_user
+from proxy.core.message import Message, latest_user, unit_start, unit_stop
 from proxy.core.policy import Keep, Policy
 
 
@@ -77,23 +77,13 @@ def sizes(messages: Sequence[Message], earlier: Checkpoint | None) -> list[int]:
 
 
 def _edge(messages: Sequence[Message], at: int) -> int:
-    """The unit edge at or before `at` (`core.message.units`), found without a look at all before it."""
-    if at >= len(messages):
-        return len(messages)
-    start = at
-    while start > 0 and messages[start].answers:
-        start -= 1
-    # Answers belong to the nearest calls in front of all of them, if there are any; else each stands alone.
-    return next((index for index in range(start, at) if messages[index].calls), at) if start < at else at
+    """The unit edge at or before `at`."""
+    return unit_start(messages, at) if at < len(messages) else len(messages)
 
 
 def _next_edge(messages: Sequence[Message], at: int) -> int:
     """The first unit edge behind `at`."""
-    stop = at + 1
-    if messages[_edge(messages, at)].calls:
-        while stop < len(messages) and messages[stop].answers:
-            stop += 1
-    return stop
+    return unit_stop(messages, unit_start(messages, at))
 
 
 def _first_kept(

@@ -1,6 +1,12 @@
 """Units and the latest user message: where a list may be cut."""
 
-from proxy.core.message import Call, Message, Span, latest_user, units
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.digest import message_digest
+from proxy.core.message import Call, Message, Span, exchanges, latest_user, unit_start, units
 
 SYSTEM = Message("system", "rules")
 USER = Message("user", "do it")
@@ -8,6 +14,7 @@ CALLING = Message("assistant", calls=(Call("a", "read", "{}"), Call("b", "list",
 ANSWER_A = Message("tool", "1", answers=("a",))
 ANSWER_B = Message("tool", "2", answers=("b",))
 DONE = Message("assistant", "done")
+SIGNED = replace(CALLING, signed=True)
 
 
 def test_a_call_and_all_its_results_are_one_unit() -> None:
@@ -46,3 +53,38 @@ def test_a_message_that_refuses_or_calls_is_not_empty() -> None:
         False,
         False,
     ]
+
+
+def test_signed_reasoning_leaves_with_the_calls_behind_it_that_are_not_signed_themselves() -> None:
+    listed = [
+        CALLING,
+        ANSWER_A,
+        SIGNED,
+        ANSWER_A,
+        CALLING,
+        ANSWER_B,
+        CALLING,
+        SIGNED,
+        ANSWER_A,
+        DONE,
+        CALLING,
+    ]
+
+    assert list(units(listed)) == [Span(0, 2), Span(2, 7), Span(7, 9), Span(9, 10), Span(10, 11)]
+    assert [stop - start for start, stop in exchanges(listed)] == [2, 2, 2, 1, 2, 1, 1]
+
+
+def test_signed_words_without_a_call_are_a_unit_of_their_own() -> None:
+    assert list(units([replace(DONE, signed=True), CALLING])) == [Span(0, 1), Span(1, 2)]
+
+
+def test_a_signature_is_kept_when_a_message_is_counted_and_is_no_part_of_what_it_says() -> None:
+    assert SIGNED.known(b"d", 3) == replace(SIGNED, digest=b"d", tokens=3)
+    assert message_digest(SIGNED) == message_digest(CALLING)
+
+
+@given(st.lists(st.sampled_from([USER, CALLING, SIGNED, ANSWER_A, ANSWER_B, DONE]), min_size=1, max_size=12))
+def test_the_start_of_a_unit_is_found_from_each_of_its_messages(listed: list[Message]) -> None:
+    starts = [unit.start for unit in units(listed) for _ in range(unit.start, unit.stop)]
+
+    assert [unit_start(listed, at) for at in range(len(listed))] == starts
