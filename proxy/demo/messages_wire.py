@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from proxy.demo import messages_reading as reading
+from proxy.demo import messages_refusal
 from proxy.demo.format import OVERFLOW, Format, Headers
 from proxy.demo.refusal import Refusal
 from proxy.demo.signing import signature
@@ -106,7 +107,7 @@ def _deltas(block: JsonObject) -> Iterator[JsonObject]:
                 yield {"type": "input_json_delta", "partial_json": piece}
 
 
-_EMPTY = {
+_EMPTY: dict[str, JsonObject] = {
     "thinking": {"thinking": "", "signature": ""},
     "text": {"text": ""},
     "tool_use": {"input": {}},
@@ -169,7 +170,7 @@ def _read_counting(body: JsonObject) -> Asked:
 
 
 MESSAGES = Format(
-    judge=reading.judge,
+    judge=messages_refusal.judge,
     read=reading.read,
     overflow=overflow,
     whole=_whole,
@@ -182,7 +183,7 @@ MESSAGES = Format(
 )
 COUNT_TOKENS = replace(
     MESSAGES,
-    judge=reading.judge_counting,
+    judge=messages_refusal.judge_counting,
     read=_read_counting,
     overflow=lambda _window, _prompt, _output: None,
     whole=lambda answer: dumps({"input_tokens": answer.usage.prompt}),

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 
 from proxy.demo import responses_reading as reading
+from proxy.demo import responses_refusal
 from proxy.demo.chat_wire import VERSION
 from proxy.demo.format import OVERFLOW, Format
 from proxy.demo.refusal import Refusal
@@ -211,7 +212,7 @@ def overflow(window: int, prompt: int, output: int) -> Refusal | None:
 
 
 RESPONSES = Format(
-    judge=reading.judge,
+    judge=responses_refusal.judge,
     read=reading.read,
     overflow=overflow,
     whole=lambda answer: dumps(_finished(answer)),

@@ -27,7 +27,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model says: text, tool calls, or both; `thought` is said before, on wires that have a place."""
+    """What the model says: text, tool calls, or both; before them a thought, on wires that have a place."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
