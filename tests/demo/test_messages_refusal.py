@@ -29,7 +29,7 @@ def text(said: str, **more: object) -> dict[str, Any]:
 
 def judged(*messages: object, **more: object) -> str | None:
     wrong = judge({"model": "m", "max_tokens": 9, "messages": list(messages), **more})
-    return wrong and wrong.message
+    return wrong.message if wrong else None
 
 
 @pytest.mark.parametrize(
