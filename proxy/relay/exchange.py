@@ -3,6 +3,7 @@
 The engine is called directly, without an `httpx.AsyncClient` on the hot path.
 """
 
+import asyncio
 import errno
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -84,13 +85,14 @@ class Answer:
         response: Status and headers; its body belongs to this record.
     """
 
-    __slots__ = ("_cut", "_fields", "_seen", "response")
+    __slots__ = ("_coming", "_cut", "_fields", "_seen", "response")
 
     def __init__(self, response: HttpResponse) -> None:
         self.response = response
         self._seen: deque[bytes] = deque()
         self._fields: dict[bytes, bytes] | None = None
         self._cut: httpx.TransportError | None = None
+        self._coming: asyncio.Task[bytes] | None = None  # a chunk that was awaited no longer
 
     async def peek(self, limit: int) -> bytes:
         """The beginning of the body: at least `limit` bytes if it has as many, else all there is.
@@ -99,12 +101,24 @@ class Answer:
         """
         size = sum(map(len, self._seen))
         try:
-            while size < limit and self._cut is None and (chunk := await self.response.read()):
+            while size < limit and self._cut is None and (chunk := await self._next()):
                 self._seen.append(chunk)
                 size += len(chunk)
         except httpx.TransportError as error:
             self._cut = error
         return b"".join(self._seen)
+
+    async def peek_within(self, limit: int, seconds: float) -> bytes:
+        """What `peek` says, or what there is after so many seconds; what is late is relayed as it comes."""
+        if self._coming is None:
+            self._coming = asyncio.create_task(self.response.read())
+        done, _ = await asyncio.wait([self._coming], timeout=seconds)
+        return await self.peek(limit) if done else b"".join(self._seen)
+
+    async def _next(self) -> bytes:
+        """The next chunk from the upstream, or the one that somebody has begun to wait for."""
+        coming, self._coming = self._coming, None
+        return await (coming or self.response.read())
 
     @property
     def cut(self) -> bool:
@@ -121,7 +135,7 @@ class Answer:
             return self._seen.popleft()
         if self._cut is not None:
             raise self._cut
-        return await self.response.read()
+        return await self._next()
 
     def field(self, name: bytes) -> str:
         """The first value of a header field, empty if there is none; `name` in lower case."""
@@ -131,6 +145,9 @@ class Answer:
 
     async def aclose(self) -> None:
         """End the exchange; if the body is not at its end, the upstream sees a hang-up."""
+        if self._coming is not None:
+            self._coming.cancel()
+            await asyncio.gather(self._coming, return_exceptions=True)
         await self.response.aclose()
 
 

@@ -1,3 +1,4 @@
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,3 +168,44 @@ async def test_an_error_of_ours_is_sent_in_openais_shape() -> None:
         },
         {"type": "http.response.body", "body": body, "more_body": False},
     ]
+
+
+async def test_a_late_chunk_is_awaited_no_longer_and_still_relayed() -> None:
+    come = asyncio.Event()
+
+    class Late(Reply):
+        async def read(self) -> bytes:
+            piece = await super().read()
+            if piece == b"cd":
+                await come.wait()
+            return piece
+
+    looked_at = Answer(Late(200, b"ab", b"cd", b"ef"))
+    assert await looked_at.peek(1) == b"ab"
+    assert await looked_at.peek_within(3, 0.01) == b"ab"
+    come.set()
+    assert await looked_at.peek_within(3, 5.0) == b"abcd"
+    sent = Sent()
+    assert await relay_back(looked_at, sent)
+    assert b"".join(body for body, _ in sent.bodies) == b"abcdef"
+
+
+async def test_an_answer_is_closed_while_a_chunk_is_awaited() -> None:
+    class Silent(Reply):
+        async def read(self) -> bytes:
+            await asyncio.Event().wait()
+            return b""
+
+    reply = Silent(200)
+    looked_at = Answer(reply)
+    assert await looked_at.peek_within(1, 0.01) == b""
+    await looked_at.aclose()
+    assert reply.closed
+
+
+async def test_a_cut_after_a_late_chunk_was_awaited_is_reported_where_it_is_relayed() -> None:
+    looked_at = answer(b"ab", CUT)
+    assert await looked_at.peek(1) == b"ab"
+    assert await looked_at.peek_within(3, 5.0) == b"ab"
+    assert looked_at.cut
+    assert not await relay_back(looked_at, Sent())
