@@ -91,6 +91,7 @@ CHAT = Wire(
     before={"model": "gpt-x", "temperature": 1.0},
     behind={"tools": [READ], "seed": 7, "x-unknown": [1e-7, "ö"]},
     array="messages",
+    output="max_completion_tokens",
     wrongs=_wrongs,
     user_texts=_user_texts,
     privileged=_privileged,

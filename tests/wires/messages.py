@@ -122,9 +122,10 @@ def _privileged(_: list[JsonObject]) -> list[JsonObject]:
 MESSAGES = Wire(
     name="messages",
     elements=_elements,
-    before={"max_tokens": 100, "system": [{"type": "text", "text": INSTRUCTIONS, **MARK}]},
+    before={"system": [{"type": "text", "text": INSTRUCTIONS, **MARK}]},
     behind={"model": "gpt-x", "tools": [READ], "x-unknown": [1e-7, "ö"]},
     array="messages",
+    output="max_tokens",
     wrongs=_wrongs,
     user_texts=_user_texts,
     privileged=_privileged,

@@ -132,6 +132,7 @@ RESPONSES = Wire(
     before={"model": "gpt-x", "instructions": INSTRUCTIONS, "store": False},
     behind={"tools": [READ], "include": ["reasoning.encrypted_content"], "x-unknown": [1e-7, "ö"]},
     array="input",
+    output="max_output_tokens",
     wrongs=_wrongs,
     user_texts=_user_texts,
     privileged=_privileged,

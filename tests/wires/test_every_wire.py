@@ -98,7 +98,7 @@ async def _answers(wire: Wire, talk: Talk, strategy: str, window: int, trigger: 
     async with bench(strategy=strategy, window=window) as made:
         first = replace(made.ask([user("")]), trigger_tokens=trigger)
         for held in list(requests(talk))[-MOST_REQUESTS:]:
-            sent = wire.sent(talk, held)
+            sent = wire.sent(talk, held, **{wire.output: 100})
             body = reader.read(sent.raw, "t", "c_1")
             assert body.messages == read(sent.raw, dialect).messages
             asked = replace(first, body=body)
@@ -250,7 +250,7 @@ def test_a_long_talk_is_compacted_again_and_again(wire: Wire, strategy: str) -> 
     assert {*statuses} <= {Status.APPLIED, Status.REUSED, Status.SCHEDULED, Status.NONE}
     assert statuses.count(Status.APPLIED) >= 2
     assert Status.REUSED in statuses or strategy == "prune"  # it keeps so many messages, each time
-    assert len(answers[-1].fit.raw) < 0.7 * len(answers[-1].sent.raw)
+    assert len(answers[-1].fit.raw) < 0.8 * len(answers[-1].sent.raw)
     assert max(answer.fit.report.tokens_after or 0 for answer in answers) <= 4_000
 
 

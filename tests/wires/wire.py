@@ -44,6 +44,7 @@ class Wire:
         before: The members before it.
         behind: The members behind it.
         array: The array's name.
+        output: The member that bounds the answer, in tokens.
         wrongs: What a provider would refuse in a body, or take for something else.
         user_texts: Everything that users say in a list, text by text.
         privileged: The privileged messages of a list.
@@ -56,14 +57,15 @@ class Wire:
     before: JsonObject
     behind: JsonObject
     array: str
+    output: str
     wrongs: Callable[[JsonObject], Iterator[str]]
     user_texts: Callable[[list[JsonObject]], list[str]]
     privileged: Callable[[list[JsonObject]], list[JsonObject]]
     signs: bool
     marked: bool = False
 
-    def sent(self, talk: Talk, held: Sequence[Moment]) -> Sent:
-        """The body of a request that holds so much."""
+    def sent(self, talk: Talk, held: Sequence[Moment], **more: Any) -> Sent:
+        """The body of a request that holds so much, and some more members."""
         written = _writer(talk)
         colon, comma = (b": ", b", ") if talk.spaced else (b":", b",")
 
@@ -71,7 +73,7 @@ class Wire:
             return [json.dumps(name).encode() + colon + written(value) for name, value in members.items()]
 
         opening = comma.join([*listed(self.before), json.dumps(self.array).encode() + colon + b"["])
-        closing = comma.join([b"]", *listed(self.behind)]) + b"}"
+        closing = comma.join([b"]", *listed(self.behind | more)]) + b"}"
         elements = tuple(written(each) for each in self.elements(talk, held))
         return Sent(b"{" + opening, elements, closing, comma)
 
