@@ -1,11 +1,19 @@
-"""A chat with a real llama.cpp server, grown past its window."""
+"""Conversations with a real llama.cpp server, grown past its window, on each wire."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+
+from proxy.dialects.wires import WIRES
+from tests.wires.chat import CHAT
+from tests.wires.messages import MESSAGES
+from tests.wires.responses import RESPONSES
+from tests.wires.talks import Step, Talk, Turn, Use, requests
+from tests.wires.wire import Wire
 
 WINDOW = 2_048
 # The first start installs the server.
@@ -17,6 +25,20 @@ TURNS = 14
 USUAL_ERROR = 0.05
 WORST_ERROR = 0.10
 MOST_REQUESTS = 100
+
+PATHS = {"chat": "chat/completions", "responses": "responses", "messages": "messages"}
+# How a whole stream ends.
+ENDINGS = {"chat": "data: [DONE]", "responses": '"type":"response.completed"', "messages": "message_stop"}
+# Where it says what it counted.
+PROMPT = {
+    "chat": ("prompt_tokens",),
+    "responses": ("input_tokens",),
+    "messages": ("input_tokens", "cache_read_input_tokens"),
+}
+# Tools called one after another and at once, more than twice what the window holds.
+WORK = Talk(
+    tuple(Turn(30, steps=(Step(20, (Use(120), Use(60))), Step(5, (Use(150),)), Step(40))) for _ in range(8))
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -84,3 +106,62 @@ async def test_estimates_hold_after_compactions(llama: str, shared: Path, proxie
     ordered = sorted(map(abs, [*first, *errors]))
     assert ordered[int(0.95 * len(ordered))] <= USUAL_ERROR, figures
     assert ordered[-1] <= WORST_ERROR, figures
+
+
+def prompt_tokens(wire: Wire, answer: httpx.Response) -> int:
+    """What the server counted for a request, whether it streamed the answer or not."""
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines()]
+    told = [json.loads(line) for line in lines if line.startswith("{")]
+    usages = [usage for each in told for usage in _usages(each)]
+    return max((sum(usage.get(name) or 0 for name in PROMPT[wire.name]) for usage in usages), default=0)
+
+
+def _usages(event: Any) -> Sequence[dict[str, int]]:
+    within = [event, event.get("response") or {}, event.get("message") or {}]
+    return [each["usage"] for each in within if each.get("usage")]
+
+
+@pytest.mark.parametrize("summary", ["same", "none"])
+@pytest.mark.parametrize(
+    "wire",
+    [
+        pytest.param(
+            each,
+            id=each.name,
+            marks=pytest.mark.skipif(each.name not in WIRES, reason="this wire is not spoken"),
+        )
+        for each in (CHAT, RESPONSES, MESSAGES)
+    ],
+)
+async def test_work_with_tools_goes_on_past_the_window(
+    wire: Wire, summary: str, llama: str, proxied: Any
+) -> None:
+    path = f"/v1/{PATHS[wire.name]}"
+    headers = {"content-type": "application/json", "x-session-id": "s-1"}
+    answers = []
+    async with proxied(llama, summary={"model": summary}) as client:
+        for number, held in enumerate(requests(WORK)):
+            more = {wire.output: ANSWER_TOKENS, "stream": number % 2 == 0}
+            if number % 2 == 0 and wire is CHAT:
+                more["stream_options"] = {"include_usage": True}
+            raw = wire.sent(WORK, held, **more).raw
+            answers.append(await client.post(path, content=raw, headers=headers, timeout=120))
+        direct = await client.post(f"{llama}{path}", content=raw, headers=headers, timeout=120)
+    assert direct.status_code == 400
+    assert [each.status_code for each in answers] == [200] * len(answers), answers[-1].text
+    assert all(ENDINGS[wire.name] in each.text for each in answers[::2])
+    counted = [prompt_tokens(wire, each) for each in answers]
+    assert 0 < min(counted) <= max(counted) <= WINDOW
+    told = [each.headers for each in answers]
+    statuses = [each["x-compaction-status"] for each in told]
+    assert {"applied", "reused"} <= {*statuses} <= {"none", "scheduled", "applied", "reused"}
+    rounds = [int(each["x-compaction-round"]) for each in told if "x-compaction-round" in each]
+    assert (rounds, rounds[-1] >= 3) == (sorted(rounds), True)
+    late = told[len(told) // 2 :]
+    assert {each["x-compaction-context-limit"] for each in late} == {str(WINDOW)}
+    assert all(int(each["x-compaction-tokens-before"]) > WINDOW for each in late)
+    errors = [
+        int(each["x-compaction-tokens-after"]) / size - 1
+        for each, size in zip(late, counted[len(told) // 2 :], strict=True)
+    ]
+    assert max(map(abs, errors)) <= WORST_ERROR, errors
