@@ -141,7 +141,7 @@ async def test_work_with_tools_goes_on_past_the_window(
     answers = []
     async with proxied(llama, summary={"model": summary}) as client:
         for number, held in enumerate(requests(WORK)):
-            more = {wire.output: ANSWER_TOKENS, "stream": number % 2 == 0}
+            more: dict[str, Any] = {wire.output: ANSWER_TOKENS, "stream": number % 2 == 0}
             if number % 2 == 0 and wire is CHAT:
                 more["stream_options"] = {"include_usage": True}
             raw = wire.sent(WORK, held, **more).raw
