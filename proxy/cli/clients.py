@@ -85,7 +85,20 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
             'model_provider = "compaction-proxy"\n\n[model_providers.compaction-proxy]\n'
             'name = "compaction-proxy"\nbase_url = "<URL>"\n'
             'env_key = "OPENAI_API_KEY"\nwire_api = "responses"',
-            "Codex speaks the Responses API, which is relayed as it comes and not compacted yet.",
+            "It names its sessions by itself. It offers WebSockets first and takes HTTP when they are refused.",
+        ),
+        "claude-code": Client(
+            "Claude Code",
+            "the environment",
+            "ANTHROPIC_BASE_URL=<ROOT>",
+            "Set upstream.wires.messages.base_url to https://api.anthropic.com, unless all requests go there.",
+        ),
+        "anthropic-python": Client(
+            "Anthropic's library for Python",
+            "Python, or ANTHROPIC_BASE_URL in the environment",
+            'from anthropic import Anthropic\n\nclient = Anthropic(\n    base_url="<ROOT>", '
+            'default_headers={"x-session-id": "ticket-4711"}\n)',
+            _SESSION_NOTE,
         ),
         "aider": Client("aider", "~/.aider.conf.yml", "openai-api-base: <URL>"),
         "cline": Client(
