@@ -1,0 +1,107 @@
+"""The Messages wire as a dialect."""
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from proxy.core.digest import VERSION
+from proxy.dialects.body import are_objects, small
+from proxy.dialects.dialect import Asking, Dialect, Members
+from proxy.dialects.event_stream import Events, data_of
+from proxy.dialects.json_slices import elements
+from proxy.dialects.messages.blocks import kind_of
+from proxy.dialects.messages.completion import allowance_tokens, answer, own_members, request_body
+from proxy.dialects.messages.joining import joined
+from proxy.dialects.messages.message import compose, message, with_parts
+from proxy.dialects.messages.parts import part_tokens, weighed
+from proxy.dialects.messages.pieces import PROVIDER_COMPACTS, pieces
+from proxy.dialects.messages.shorter import shortened
+from proxy.dialects.messages.usage import usage_tap
+from proxy.errors import Shown, Unreadable
+
+# Events before the answer's first.
+_BEFORE: Final = frozenset({"message_start", "ping"})
+_ERROR_KINDS: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_FIRST_OF_OURS: Final = 500
+
+
+def _listed(value: memoryview) -> tuple[bytes, ...]:
+    listed = elements(value)
+    if not are_objects(listed):
+        raise Unreadable("no-messages")
+    return listed
+
+
+def _left(telling: Mapping[str, bytes]) -> str:
+    """Why a request is left alone: the provider holds the conversation, or compacts it itself."""
+    told = {name: small(raw) for name, raw in telling.items()}
+    if told.get("thread"):
+        return "stateful"
+    managed = told.get("context_management")
+    edits = managed.get("edits") if isinstance(managed, dict) else None
+    kinds = [str(each.get("type")) for each in edits or () if isinstance(each, dict)]
+    compacts = told.get("compaction") or any(kind.startswith("compact") for kind in kinds)
+    return PROVIDER_COMPACTS if compacts else ""
+
+
+def _ended(_: bytes) -> bool:
+    return False
+
+
+def _opening(seen: bytes) -> bool:
+    """Until the answer's first content, or an error in its place."""
+    if seen.lstrip().startswith((b"{", b"[")):
+        return False
+    told = filter(None, map(data_of, Events().feed(seen)))
+    return all(_is_before(each) for each in told)
+
+
+def _is_before(data: bytes) -> bool:
+    try:
+        return kind_of(data) in _BEFORE
+    except Unreadable:
+        return False
+
+
+def _error(error: Shown) -> bytes:
+    unknown = "api_error" if error.status >= _FIRST_OF_OURS else "invalid_request_error"
+    kind = _ERROR_KINDS.get(error.status, unknown)
+    told = {"type": kind, "message": str(error)}
+    return json.dumps({"type": "error", "error": told, "request_id": None}).encode()
+
+
+MESSAGES = Dialect(
+    name="messages",
+    ending=b"/v1/messages",
+    seed=VERSION + b"messages",
+    members=Members(
+        messages="messages",
+        output=("max_tokens",),
+        prompt=("system", "tools"),
+        telling=("context_management", "compaction", "thread"),
+    ),
+    result=b'"tool_use_id"',
+    listed=_listed,
+    left=_left,
+    pieces=pieces,
+    unended=_ended,
+    weighed=weighed,
+    part_tokens=part_tokens,
+    message=message,
+    compose=compose,
+    with_parts=with_parts,
+    shortened=shortened,
+    joined=joined,
+    asking=Asking("/messages", allowance_tokens, own_members, request_body, answer),
+    tap=usage_tap,
+    opening=_opening,
+    error=_error,
+)
