@@ -85,13 +85,14 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
             'model_provider = "compaction-proxy"\n\n[model_providers.compaction-proxy]\n'
             'name = "compaction-proxy"\nbase_url = "<URL>"\n'
             'env_key = "OPENAI_API_KEY"\nwire_api = "responses"',
-            "It names its sessions by itself. It offers WebSockets first and takes HTTP when they are refused.",
+            "It names its sessions by itself, and takes HTTP where WebSockets are refused.",
         ),
         "claude-code": Client(
             "Claude Code",
             "the environment",
             "ANTHROPIC_BASE_URL=<ROOT>",
-            "Set upstream.wires.messages.base_url to https://api.anthropic.com, unless all requests go there.",
+            "It names its sessions by itself. Its requests go to Anthropic, unless upstream.base_url or "
+            "upstream.wires.messages says otherwise.",
         ),
         "anthropic-python": Client(
             "Anthropic's library for Python",

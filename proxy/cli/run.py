@@ -27,7 +27,11 @@ BASE_URLS = (
     "OPENAI_PROXY_URL",  # LobeChat
     "LLM_BASE_URL",  # OpenHands
 )
-HOST = "OPENAI_HOST"  # goose, which adds the path
+# Where clients look for one without the path, which they add.
+ROOTS = (
+    "OPENAI_HOST",  # goose
+    "ANTHROPIC_BASE_URL",  # Claude Code, and Anthropic's libraries
+)
 KEY = "OPENAI_API_KEY"
 HEADERS = "OPENAI_CUSTOM_HEADERS"  # OpenAI's libraries: a header a line
 SESSION = "x-session-id"
@@ -97,7 +101,7 @@ def environment(
         needs_key: Whether a key is made up if there is none, because the proxy has its own.
     """
     root = url.rstrip("/").removesuffix("/v1")
-    made = {**environ, **dict.fromkeys(BASE_URLS, f"{root}/v1"), HOST: root}
+    made = {**environ, **dict.fromkeys(BASE_URLS, f"{root}/v1"), **dict.fromkeys(ROOTS, root)}
     lines = [line for line in environ.get(HEADERS, "").split("\n") if line.strip()]
     if not any(line.partition(":")[0].strip().lower() == SESSION for line in lines):
         made[HEADERS] = "\n".join([*lines, f"{SESSION}: {session}"])

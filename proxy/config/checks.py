@@ -85,13 +85,15 @@ def _server_problems(server: ServerSection) -> Iterator[tuple[Place, str]]:
 
 def _upstream_problems(config: Config) -> Iterator[tuple[Place, str]]:
     seen: set[str] = set()
+    told = False
     for wire in WIRES:
         base_url, key = config.upstream.provider(wire)
         place: Place = ("upstream", "wires", wire) if seen else ("upstream",)
         if base_url in seen:
             continue
         seen.add(base_url)
-        if config.server.client_keys and not key:
+        if config.server.client_keys and not key and not told:
+            told = True
             yield ("server", "client_keys"), KEYS_OF_OURS.format(".".join(map(str, place)))
         if _is_ours(config, base_url):
             yield (*place, "base_url"), "this is our own address: requests would go round in circles"

@@ -7,7 +7,10 @@ from pydantic import BaseModel, SecretStr
 from proxy.config.values import STRICT, HttpUrl, Key, Only, Seconds, origin
 
 # The wires by name; the first is the one that `upstream` itself is about.
-WIRES = ("chat", "responses", "messages")
+MESSAGES = "messages"
+WIRES = ("chat", "responses", MESSAGES)
+OPENAI = "https://api.openai.com/"
+ANTHROPIC = "https://api.anthropic.com"
 
 
 class WireSection(BaseModel):
@@ -27,7 +30,7 @@ class WiresSection(BaseModel):
     responses: WireSection = WireSection()
     """Requests to `…/responses`."""
     messages: WireSection = WireSection()
-    """Requests to `…/v1/messages`, and all that come with `anthropic-version`."""
+    """Requests to `…/v1/messages`, and all with `anthropic-version`; to Anthropic where OpenAI has no key."""
 
 
 class UpstreamSection(BaseModel):
@@ -52,7 +55,9 @@ class UpstreamSection(BaseModel):
     def provider(self, wire: str) -> tuple[str, str]:
         """Base URL and key for a wire; a key never goes to another origin than the one it is named for."""
         own = getattr(self.wires, wire, None) or WireSection()
+        key = self.api_key.get_secret_value()
         base_url = own.base_url or self.base_url
+        if own.base_url is None and wire == MESSAGES and base_url.startswith(OPENAI) and not key:
+            base_url = ANTHROPIC  # its clients show their own keys, and OpenAI does not speak their wire
         shared = origin(base_url) == origin(self.base_url)
-        key = own.api_key.get_secret_value() or (self.api_key.get_secret_value() if shared else "")
-        return base_url, key
+        return base_url, own.api_key.get_secret_value() or (key if shared else "")

@@ -81,6 +81,7 @@ def test_the_environment_names_the_proxy_wherever_clients_look() -> None:
             "http://h:1/v1",
         ),
         "OPENAI_HOST": "http://h:1",
+        "ANTHROPIC_BASE_URL": "http://h:1",
         "OPENAI_CUSTOM_HEADERS": "x-session-id: s-1",
     }  # fmt: skip
 

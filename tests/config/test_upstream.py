@@ -1,0 +1,37 @@
+"""Where requests of each wire go, and with whose key."""
+
+from typing import Any
+
+import pytest
+
+from proxy.config.upstream import UpstreamSection
+
+OPENAI, ANTHROPIC, LOCAL = (
+    "https://api.openai.com/v1",
+    "https://api.anthropic.com",
+    "http://127.0.0.1:8080/v1",
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "responses", "messages"),
+    [
+        ({}, (OPENAI, ""), (ANTHROPIC, "")),
+        ({"api_key": "o"}, (OPENAI, "o"), (OPENAI, "o")),
+        ({"base_url": LOCAL}, (LOCAL, ""), (LOCAL, "")),
+        ({"base_url": LOCAL, "api_key": "l"}, (LOCAL, "l"), (LOCAL, "l")),
+        ({"wires": {"messages": {"base_url": ANTHROPIC}}, "api_key": "o"}, (OPENAI, "o"), (ANTHROPIC, "")),
+        (
+            {"wires": {"messages": {"base_url": ANTHROPIC, "api_key": "a"}}, "api_key": "o"},
+            (OPENAI, "o"),
+            (ANTHROPIC, "a"),
+        ),
+        ({"base_url": LOCAL, "wires": {"responses": {"api_key": "r"}}}, (LOCAL, "r"), (LOCAL, "")),
+    ],
+)
+def test_a_key_goes_to_the_origin_that_it_is_named_for(
+    given: dict[str, Any], responses: tuple[str, str], messages: tuple[str, str]
+) -> None:
+    section = UpstreamSection.model_validate(given)
+    assert section.provider("chat") == (given.get("base_url", OPENAI), given.get("api_key", ""))
+    assert (section.provider("responses"), section.provider("messages")) == (responses, messages)
