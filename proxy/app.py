@@ -17,6 +17,7 @@ from proxy.config.checks import is_loopback
 from proxy.config.model import Config
 from proxy.config.sources import Loaded
 from proxy.detail import Details
+from proxy.dialects.chat.wire import CHAT
 from proxy.dialects.dialect import Dialect
 from proxy.dialects.wires import WIRES
 from proxy.mcp.tools import Tools
@@ -246,7 +247,8 @@ class Proxy:
 def _endpoint(
     config: Config, parts: Parts, upstream: Upstream, wire: Dialect, *, gate: Gate, admission: Admission
 ) -> Endpoint:
-    """What answers the compacted paths of a wire."""
+    """What answers the compacted paths of a wire; chat completions alone are offered a search."""
+    searching = wire is CHAT and any(row.settings.recall.tool != "none" for row in config.by_glob)
     compactor = parts.compactor(config)
     aftermath = Aftermath(
         upstream,
@@ -268,7 +270,7 @@ def _endpoint(
         secret=lambda: parts.secret.value,
         admission=admission,
         tracer=parts.tracer,
-        memory=parts.memory if any(row.settings.recall.tool != "none" for row in config.by_glob) else None,
+        memory=parts.memory if searching else None,
     )
 
 
