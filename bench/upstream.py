@@ -2,7 +2,8 @@
 
 It reads no further than it must to know whether a stream is wanted. A stream has `CHUNKS` events, each
 written by itself as soon as the event loop comes round; any other request gets a JSON answer of about 0.9 KB.
-`usage` follows from the length of the request, so that a proxy that learns from it learns something likely.
+The path says in the shape of which wire. `usage` follows from the length of the request, so that a proxy that
+learns from it learns something likely.
 
 A query `?stream=ID&chunks=N&pause_ms=M` asks for a stream of N events with M ms between them, each of which
 says whose it is and which, so that a reader can tell every lost, moved or foreign byte: `paced_body`.
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import uvloop
+import wire_answers
 
 CHUNKS = 200
 BYTES_PER_TOKEN = 4
@@ -46,16 +48,21 @@ def _usage(request_bytes: int) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def whole_answer(request_bytes: int) -> bytes:
+def whole_answer(request_bytes: int, wire: str = "chat") -> bytes:
     """An answer that is no stream, to a request of so many bytes; head and body."""
-    body = (
+    other = wire != "chat"
+    body = wire_answers.whole(wire, _TEXT, request_bytes) if other else _completion(request_bytes)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+    return head + body
+
+
+def _completion(request_bytes: int) -> bytes:
+    return (
         '{"id":"chatcmpl-bench","object":"chat.completion","created":1790000000,"model":"bench",'
         '"choices":[{"index":0,"message":{"role":"assistant","content":"'
         f'{_TEXT}"}},"logprobs":null,"finish_reason":"stop"}}],"usage":{_usage(request_bytes)},'
         '"system_fingerprint":"fp_bench"}'
     ).encode()
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
-    return head + body
 
 
 def _chunk(data: bytes) -> bytes:
@@ -76,8 +83,11 @@ _DONE = b"data: [DONE]\n\n"
 
 
 @functools.lru_cache(maxsize=1024)
-def _stream(request_bytes: int) -> tuple[bytes, ...]:
+def _stream(request_bytes: int, wire: str) -> tuple[bytes, ...]:
     """The writes that make up a stream: head, `CHUNKS` events, end."""
+    if wire != "chat":
+        made = wire_answers.events(wire, CHUNKS, request_bytes)
+        return (_STREAM_HEAD, *map(_chunk, made), _LAST_CHUNK)
     usage = _event(f'"choices":[],"usage":{_usage(request_bytes)}')
     # No two alike: there are proxies that end a stream which repeats itself.
     events = [*(_delta(f" {number}") for number in range(CHUNKS - 2)), _STOP, usage]
@@ -117,6 +127,7 @@ class _Connection(asyncio.Protocol):
         self._missing = 0
         self._length = 0
         self._streams = False
+        self._wire = "chat"
         self._paced: re.Match[bytes] | None = None
         self._waiting = iter(tuple[bytes, ...]())
         self._pause_s = 0.0
@@ -144,6 +155,7 @@ class _Connection(asyncio.Protocol):
         declared = _LENGTH.search(head)
         self._length = self._missing = int(declared[1]) if declared else 0
         self._streams = _STREAM.search(head) is not None
+        self._wire = wire_answers.wire_of(head)
         self._paced = _PACED.search(head, 0, head.find(b"\r\n"))
         self._body = []
         if told := _DECODE.match(head):
@@ -170,10 +182,10 @@ class _Connection(asyncio.Protocol):
             self._write_next()
         elif self._streams or (self._length <= READ_BYTES and _WANTED.search(body)):
             self._pause_s = 0.0
-            self._waiting = iter(_stream(self._length))
+            self._waiting = iter(_stream(self._length, self._wire))
             self._write_next()
         else:
-            self._transport.write(whole_answer(self._length))
+            self._transport.write(whole_answer(self._length, self._wire))
 
     @staticmethod
     def _paced_writes(stream: str, chunks: int) -> Iterator[bytes]:

@@ -1,0 +1,48 @@
+"""The bench asks the same of every wire, and the upstream answers each in its own shape."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.dialects.body import read
+from proxy.dialects.wires import WIRES
+
+BENCH = Path(__file__).resolve().parent.parent.parent / "bench"
+# How far bodies of one size may be apart.
+APART = 0.01
+
+
+@pytest.fixture
+def wire_answers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import wire_answers
+
+    return wire_answers
+
+
+@pytest.fixture
+def wires(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import wires
+
+    return wires
+
+
+@pytest.mark.parametrize("name", WIRES)
+def test_bodies_have_the_size_and_the_messages_that_are_meant(wires: Any, name: str) -> None:
+    for kind in wires.KINDS:
+        made = next(wires._conversation(name, kind, "s").requests())
+        body = b"".join(made[1:])
+        assert len(body) == pytest.approx(kind.body_bytes, rel=APART, abs=40)
+        assert len(read(body, WIRES[name]).messages) == kind.messages + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "ending"), [("responses", "response.completed"), ("messages", "message_stop")]
+)
+def test_streams_have_as_many_events_as_on_chat(wire_answers: Any, name: str, ending: str) -> None:
+    events = wire_answers.events(name, 200, 2_500)
+    told = [json.loads(each.partition(b"data: ")[2]) for each in events]
+    assert (len(told), told[-1]["type"]) == (200, ending)
