@@ -1,6 +1,6 @@
 """All clients of the suite that are Python packages, and which of them the quick run takes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from tests.clients.environments import locked_version, python_environment
 from tests.clients.playing import Client
@@ -13,9 +13,23 @@ def _driven(name: str) -> Callable[[], list[str]]:
 
 
 def _python(name: str, package: str, *wires: str, **variables: str) -> Client:
-    told: Mapping[str, str] = variables
-    return Client(name, package, "python", locked_version(name, package), wires, _driven(name), told)
+    version = locked_version(name, package)
+    return Client(name, package, "python", version, wires, _driven(name), variables)
 
 
-QUICK = (_python("openai", "openai", "chat"),)
-PYTHON = (*QUICK,)
+QUICK = (
+    _python("openai", "openai", "chat", "responses"),
+    _python("anthropic", "anthropic", "messages"),
+)
+PYTHON = (
+    *QUICK,
+    _python("langchain", "langchain-openai", "chat", "responses", "messages", LANGSMITH_TRACING="false"),
+    _python("openai-agents", "openai-agents", "chat", "responses"),
+    _python("pydantic-ai", "pydantic-ai-slim", "chat", "responses", "messages"),
+    _python(
+        "litellm", "litellm", "chat", "responses", "messages",
+        LITELLM_LOCAL_MODEL_COST_MAP="True", LITELLM_TELEMETRY="False",
+    ),
+    _python("llama-index", "llama-index-llms-openai-like", "chat"),
+    _python("instructor", "instructor", "chat", "responses"),
+)  # fmt: skip

@@ -15,7 +15,7 @@ from tests.clients.stage import MODEL, Request, Stage, Way, stage
 
 CONVERSATION = Path(__file__).parent / "conversation.json"
 KEY = "sk-of-a-client"
-RUN_LIMIT_S = 90
+RUN_LIMIT_S = 110
 # Whoever wants to tell somebody else about the run finds nobody there.
 NOWHERE = "http://127.0.0.1:9"
 

@@ -232,4 +232,4 @@ RESPONSES = {
 }
 
 if __name__ == "__main__":
-    run(CHAT)
+    run(CHAT | RESPONSES)

@@ -1,5 +1,6 @@
 """What every Python driver shares: what it is told, and how it says what came. Standard library only."""
 
+import contextlib
 import json
 import os
 import sys
@@ -57,8 +58,10 @@ def expecting(kind: type[BaseException], call: Callable[[], object]) -> Outcome:
 
 
 def run(cases: Mapping[str, Callable[[], object]]) -> None:
-    """Perform all cases in their order."""
-    for name, perform in cases.items():
-        line = json.dumps({"case": name, "outcome": perform()}, ensure_ascii=True)
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
+    """Perform all cases in their order; what a client prints of its own is no report."""
+    out = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):
+        for name, perform in cases.items():
+            line = json.dumps({"case": name, "outcome": perform()}, ensure_ascii=True)
+            out.write(f"{line}\n")
+            out.flush()
