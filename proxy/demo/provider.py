@@ -20,8 +20,9 @@ from proxy.demo.faults import FAULT_HEADER, NO_FAULT, Fault, parse_fault
 from proxy.demo.format import OVERFLOW, Format
 from proxy.demo.messages_wire import COUNT_TOKENS, MESSAGES, VERSION_HEADER
 from proxy.demo.prompt import Meter, PrefixCache
-from proxy.demo.responses_wire import RESPONSES
+from proxy.demo.responses_wire import RESPONSES, output, response_id
 from proxy.demo.seen import Seen, outline
+from proxy.demo.stored import Stored
 from proxy.demo.wire import Answer, Asked, JsonObject, Reply
 from proxy.ports import TokenCounter
 from proxy.rehearsal import summariser
@@ -60,6 +61,7 @@ class Provider:
         self._settings = settings
         self._meter = Meter(settings.counter)
         self._cache = PrefixCache(self._meter)
+        self._stored = Stored()
         self._log: deque[Seen] = deque(maxlen=settings.log_records)
         self._count = 0
         self.departures = 0
@@ -114,6 +116,7 @@ class Provider:
         body, refused = _read(raw)
         if form.needs and not _header(scope, form.needs):
             refused = refusal.Refusal(f"{form.needs.decode()}: header is required")
+        body = self._stored.whole(body) if form is RESPONSES else body
         refused = refused or form.judge(body)
         asked = None if refused else form.read(body)
         if asked:
@@ -181,6 +184,8 @@ class Provider:
         answer = self._answer_of(
             asked, seen, Reply() if asked.counts_only else self._reply(form, asked, seen)
         )
+        if form is RESPONSES:
+            self._stored.keep(response_id(answer), asked.body, output(answer))
         if asked.streamed:
             await _stream(client, form.empty if fault.empty else form.events(answer), fault)
         else:

@@ -127,12 +127,19 @@ def _repeated(given: list[JsonObject]) -> Found:
         seen.add(own)
 
 
+def _unknown(given: list[JsonObject]) -> Found:
+    """References that are still there when what is known stands in its place."""
+    for item in given:
+        if kind(item) == "item_reference":
+            yield Refusal(f"Item with id '{item.get('id')}' not found.", "input", status=404)
+
+
 def _array(given: list[JsonObject]) -> Found:
     if not given:
         text = "Invalid 'input': empty array. Expected an array with minimum length 1."
         yield Refusal(text, "input", "empty_array")
     yield from chain.from_iterable(_shape(item, f"input[{index}]") for index, item in enumerate(given))
-    for rule in (_pairing, _reasoning, _repeated):
+    for rule in (_unknown, _pairing, _reasoning, _repeated):
         yield from rule(given)
 
 
@@ -140,6 +147,8 @@ def _all(body: JsonObject) -> Found:
     earlier, given = body.get("previous_response_id"), body.get("input")
     if not isinstance(body.get("model"), str):
         yield _missing("model")
+    if body.get("conversation"):
+        yield Refusal(f"Conversation with id '{body['conversation']}' not found.", "conversation", status=404)
     if earlier:
         text = f"Previous response with id '{earlier}' not found."
         yield Refusal(text, "previous_response_id", "previous_response_not_found")

@@ -38,11 +38,16 @@ def _usage(answer: Answer) -> JsonObject:
     }
 
 
+def response_id(answer: Answer) -> str:
+    """The id of the response that an answer is."""
+    return f"resp_{answer.number:048d}"
+
+
 def _around(answer: Answer, status: str, **fields: object) -> JsonObject:
     """A response object in the named state."""
     body = answer.asked.body
     return {
-        "id": f"resp_{answer.number:048d}",
+        "id": response_id(answer),
         "object": "response",
         "created_at": answer.created,
         "status": status,
@@ -79,8 +84,8 @@ def _finished(answer: Answer) -> JsonObject:
     cut = answer.reply.finish_reason == "length"
     reason = {"reason": "max_output_tokens"} if cut else None
     status = "incomplete" if cut else "completed"
-    output = list(_output(answer))
-    return _around(answer, status, output=output, usage=_usage(answer), incomplete_details=reason)
+    items = list(output(answer))
+    return _around(answer, status, output=items, usage=_usage(answer), incomplete_details=reason)
 
 
 def _object(arguments: str) -> JsonObject:
@@ -108,7 +113,7 @@ def _call_item(call: ToolCall, answer: Answer, own: str, index: int) -> JsonObje
     return {**head, "operation": _object(call.arguments)}
 
 
-def _output(answer: Answer) -> Iterator[JsonObject]:
+def output(answer: Answer) -> Iterator[JsonObject]:
     """The items of an answer. Ids of what came of a reasoning item name it."""
     reply = answer.reply
     own = f"r{answer.mark}" if reply.thought else answer.mark

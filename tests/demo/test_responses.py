@@ -149,3 +149,24 @@ async def test_the_openai_client_raises_what_the_provider_refuses(words: TokenCo
         with pytest.raises(openai.BadRequestError) as refused:
             await client.responses.create(**HELLO)
     assert refused.value.code == "context_length_exceeded"
+
+
+async def test_a_stored_response_may_be_gone_on_from_by_name(words: TokenCounter) -> None:
+    async with served(create_provider(Settings(words))) as url, httpx.AsyncClient(trust_env=False) as http:
+
+        async def ask(given: object, **more: object) -> httpx.Response:
+            return await http.post(f"{url}/v1/responses", json={**HELLO, "input": given, **more})
+
+        first = (await ask("one", store=True)).json()
+        second = await ask("two", previous_response_id=first["id"])
+        named = await ask(
+            [{"type": "item_reference", "id": first["output"][0]["id"]}, {"role": "user", "content": "x"}]
+        )
+        hidden = (await ask("three", store=False)).json()
+        unknown = [
+            await ask("four", previous_response_id=hidden["id"]),
+            await ask([{"type": "item_reference", "id": hidden["output"][0]["id"]}]),
+        ]
+    said = [answer.json()["output"][0]["content"][0]["text"] for answer in (second, named)]
+    assert said == ['You said "two". I was sent 3 messages.', 'You said "x". I was sent 2 messages.']
+    assert [answer.status_code for answer in unknown] == [400, 404]

@@ -138,6 +138,22 @@ async def test_the_script_is_played_alike_on_every_wire(words: TokenCounter) -> 
     assert [len(said.calls) for said in played[0]] == [len(step.calls) for step in steps]
 
 
+async def test_a_summary_is_the_same_on_every_wire(words: TokenCounter) -> None:
+    asked = [
+        {"role": "user", "content": "[0] USER: Never delete /srv/data.\n[1] ASSISTANT: I changed a/b.py."}
+    ]
+    said = []
+    async with (
+        served(create_provider(Settings(words))) as url,
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
+        for wire in WIRES:
+            body = {"model": "demo-summary", **wire.body(asked)}
+            said.append(wire.said((await http.post(url + wire.path, json=body, headers=HEADERS)).json()))
+    assert [each.text for each in said] == [said[0].text] * 3
+    assert "Never delete /srv/data." in said[0].text
+
+
 @every_wire
 async def test_a_growing_conversation_is_cached_and_counted(words: TokenCounter, wire: Wire) -> None:
     said = await _played(create_provider(Settings(words, window=100_000)), wire)
