@@ -90,6 +90,10 @@ class Asking:
     answer: Callable[[bytes], SummaryAnswer]
 
 
+def _never(_: tuple[bytes, ...]) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True, eq=False)  # there is one of each: compared by identity, as they are keys
 class Dialect:
     """One wire format.
@@ -120,6 +124,7 @@ class Dialect:
         opening: Whether what has come of a stream may be held back, because nothing of the answer is in it
             and an error may follow; asked as long as it says so.
         error: An error of ours as a body in this wire's shape.
+        unsettles: Whether elements change what pieces the ones before them are.
     """
 
     name: str
@@ -142,3 +147,4 @@ class Dialect:
     tap: Callable[[str, str], Tap]
     opening: Callable[[bytes], bool]
     error: Callable[[Shown], bytes]
+    unsettles: Callable[[tuple[bytes, ...]], bool] = _never

@@ -135,7 +135,7 @@ class Reader:
             return None
         if not tail.late:
             return _Found(made(raw, tail.place, (), tail.named, dialect, known.mark, known.mark), known)
-        if not (stop := tail.stop) or not known.ended:
+        if not (stop := tail.stop) or not known.ended or dialect.unsettles(tail.late):
             return None
         mark = hasher.update(memoryview(raw)[known.stop : stop]).digest()
         place = place_of(raw, stop, known.place[:2])
