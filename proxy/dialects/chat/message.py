@@ -9,6 +9,7 @@ from proxy.core.digest import message_digest
 from proxy.core.message import Call, Message, Part
 from proxy.core.render import excerpt
 from proxy.dialects import long_json
+from proxy.dialects.chat.said import REASONING
 from proxy.dialects.payloads import address, opaque, sha256
 from proxy.dialects.shortening import Cut, cut_arguments, cut_if_long, encoded
 from proxy.errors import Unreadable
@@ -17,6 +18,13 @@ from proxy.errors import Unreadable
 MAX_PARTS = 10_000
 # Roles that make no calls, whatever fields their messages carry.
 _CALL_NOTHING = frozenset({"system", "developer", "user", "tool", "function"})
+# What a model has thought, as parts of its content: no part of what it said.
+_THOUGHTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
+# Fields that carry what a provider has signed or sealed: in a message (OpenRouter, LiteLLM, Copilot, Gemini),
+# or in one of its calls (Gemini).
+_SIGNING = frozenset(
+    {"reasoning_details", "thinking_blocks", "reasoning_opaque", "reasoning_signature", "extra_content"}
+)
 # Fields that carry calls.
 _CALLING = frozenset({"tool_calls", "function_call"})
 
@@ -58,6 +66,7 @@ def record_of(raw: bytes, fields: Mapping[str, Any]) -> Message:
 def _record(raw: bytes, fields: Mapping[str, Any]) -> Message:
     role = _string(fields.get("role"))
     text, parts = _content(fields.get("content"))
+    calls = () if role in _CALL_NOTHING or _CALLING.isdisjoint(fields) else tuple(_calls(fields))
     answers = (_string(fields.get("tool_call_id")),) if role in {"tool", "function"} else ()
     audio = fields.get("audio")
     if audio and isinstance(audio, Mapping) and audio.get("id"):
@@ -68,10 +77,26 @@ def _record(raw: bytes, fields: Mapping[str, Any]) -> Message:
         parts=parts,
         refusal=_string(fields.get("refusal")),
         name=_string(fields.get("name")),
-        calls=() if role in _CALL_NOTHING or _CALLING.isdisjoint(fields) else tuple(_calls(fields)),
+        calls=calls,
         answers=answers,
         raw=raw,
+        signed=bool(calls) and _signed(fields),
     )
+
+
+def _signed(fields: Mapping[str, Any]) -> bool:
+    """Whether a message that makes calls carries reasoning that its provider knows again."""
+    listed, content = fields.get("tool_calls"), fields.get("content")
+    calls = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    thoughts = isinstance(content, list) and any(map(_is_thought, content))
+    return thoughts or any(
+        each.get(name) for each in (fields, *calls) for name in _SIGNING.intersection(each)
+    )
+
+
+def _is_thought(part: Any) -> bool:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return isinstance(kind, str) and kind in _THOUGHTS
 
 
 def _string(value: object) -> str:
@@ -117,7 +142,7 @@ def _content(content: object) -> tuple[str, tuple[Part, ...]]:
             text += each["text"]
         elif isinstance(each, Mapping) and isinstance(each.get("refusal"), str):
             text += each["refusal"]
-        else:
+        elif not _is_thought(each):
             kind = _string(each.get("type")) if isinstance(each, Mapping) else ""
             parts.append(Part(kind or "unknown", _payload(kind, each), len(text)))
     return text, tuple(parts)
@@ -161,11 +186,24 @@ def shortened(record: Message, share: float, handle: str) -> Message:
     """The message with about `share` (0..1) of its text, head and tail; unknown fields stay.
 
     Text in the arguments of calls is shortened where it is long, and parts that are not text become a note.
-    Never longer than the message is: where nothing can be won, it is the message itself.
+    Calls that go with signed reasoning stay as they are, for they are known by it; what was thought before a
+    mere answer, and that answer's signature, go. Never longer than the message is: where nothing can be won,
+    it is the message itself.
     """
+    if record.signed:
+        return record
     raw = record.raw or compose(record)
     fields = decoded(raw)
-    cut = partial(excerpt, share=share, handle=handle)
+    fields = fields if record.calls else _without_thoughts(fields)
+    _shorten(fields, partial(excerpt, share=share, handle=handle), handle)
+    try:
+        made_raw = encoded(fields)
+    except (ValueError, RecursionError):
+        return record
+    return message(made_raw) if len(made_raw) < len(raw) else record
+
+
+def _shorten(fields: dict[str, Any], cut: Cut, handle: str) -> None:
     if isinstance(fields.get("refusal"), str):
         fields["refusal"] = cut(fields["refusal"])
     if isinstance(fields.get("content"), str):
@@ -177,11 +215,13 @@ def shortened(record: Message, share: float, handle: str) -> Message:
             made["arguments"] = cut_arguments(made["arguments"], cut)
         if isinstance(made.get("input"), str):
             made["input"] = cut_if_long(made["input"], cut)
-    try:
-        made_raw = encoded(fields)
-    except (ValueError, RecursionError):
-        return record
-    return message(made_raw) if len(made_raw) < len(raw) else record
+
+
+def _without_thoughts(fields: dict[str, Any]) -> dict[str, Any]:
+    said = {name: held for name, held in fields.items() if name not in _SIGNING and name not in REASONING}
+    if isinstance(said.get("content"), list):
+        said["content"] = [each for each in said["content"] if not _is_thought(each)]
+    return said
 
 
 def _shortened_part(part: Any, cut: Cut, handle: str) -> Any:
