@@ -89,7 +89,7 @@ def _message(message: object, where: str, *, last: bool) -> Found:
         yield f"{where}: Input should be a valid dictionary or object to extract fields from"
         return
     role, content = message.get("role"), message.get("content")
-    if role not in {"user", "assistant"}:
+    if role not in ("user", "assistant"):  # a tuple: what a client sends need not be hashable
         yield (
             f'messages: Unexpected role "{role}". The Messages API accepts a top-level `system` parameter, '
             'not "system" as an input message role.'
@@ -201,7 +201,18 @@ def _conversation(body: JsonObject) -> Found:
     yield from _bare_loop(body)
 
 
+def _top(body: JsonObject) -> Found:
+    """What is wrong beside the messages."""
+    for key in ("tools", "system"):
+        given = body.get(key) or []
+        if key == "system" and isinstance(given, str):
+            continue
+        if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+            yield f"{key}: Input should be a valid list"
+
+
 def _counted(body: JsonObject) -> Found:
+    yield from _top(body)
     messages = body.get("messages")
     if not isinstance(messages, list):
         yield "messages: Field required"

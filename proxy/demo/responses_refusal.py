@@ -118,8 +118,8 @@ def _reasoning(given: list[JsonObject]) -> Found:
 def _repeated(given: list[JsonObject]) -> Found:
     seen = set()
     for item in given:
-        own = None if kind(item) in OUTPUTS else item.get("id")
-        if own is not None and own in seen:
+        own = "" if kind(item) in OUTPUTS else str(item.get("id") or "")
+        if own and own in seen:
             text = (
                 f"Duplicate item found with id {own}. Remove duplicate items from your input and try again."
             )
@@ -147,6 +147,9 @@ def _all(body: JsonObject) -> Found:
     earlier, given = body.get("previous_response_id"), body.get("input")
     if not isinstance(body.get("model"), str):
         yield _missing("model")
+    tools = body.get("tools") or []
+    if not isinstance(tools, list) or not all(isinstance(each, dict) for each in tools):
+        yield _mistyped("tools", "an array of objects")
     if body.get("conversation"):
         yield Refusal(f"Conversation with id '{body['conversation']}' not found.", "conversation", status=404)
     if earlier:
