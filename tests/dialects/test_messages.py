@@ -19,7 +19,7 @@ from proxy.dialects.messages.wire import MESSAGES
 from proxy.errors import Overloaded, RequestRefused, Unreadable, UpstreamError
 
 # The machine may be busy.
-UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+UNHURRIED = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 PIXEL = b"\x89PNG not really"
 DATA = base64.b64encode(PIXEL).decode()

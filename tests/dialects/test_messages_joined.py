@@ -18,7 +18,7 @@ from proxy.dialects.reader import KEY_BYTES, Reader
 from proxy.errors import Unreadable
 
 # The machine may be busy.
-UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+UNHURRIED = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 MARK = {"cache_control": {"type": "ephemeral"}}
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "c2ln"}
@@ -126,8 +126,12 @@ CASES: list[tuple[str, list[Message], Any]] = [
     (
         "instructions do not part a call from its results",
         records(
-            [said("user", "a"), said("assistant", [use("c"), use("d")]), said("system", "s")]
-            + [said("user", [result("c"), result("d"), text("go")])]
+            [
+                said("user", "a"),
+                said("assistant", [use("c"), use("d")]),
+                said("system", "s"),
+                said("user", [result("c"), result("d"), text("go")]),
+            ]
         ),
         [
             said("user", "a"),
