@@ -48,7 +48,7 @@ def table_row(key: Key) -> str:
     if key.default is PydanticUndefined:
         return f"| `{dotted(key.place)}` | required | {key.description} |"
     default = json.dumps(plain(key.default), ensure_ascii=False)
-    shown = "23 headers, see config.yaml" if len(default) > LONG else f"`{default}`"
+    shown = f"{len(default)} headers, see config.yaml" if len(default) > LONG else f"`{default}`"
     return f"| `{dotted(key.place)}`{'' if key.works else ' †'} | {shown} | {key.description} |"
 
 

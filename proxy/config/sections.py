@@ -38,7 +38,7 @@ SESSION_HEADERS = (
     "x-claude-code-session-id", "x-opencode-session", "x-session-affinity", "x-openwebui-chat-id",
     "x-conversation-id", "x-chat-id", "x-coder-chat-id", "x-kilocode-taskid", "x-mux-workspace-id",
     "x-client-session-id", "x-interaction-id", "x-sm-conversation-id", "thread-id", "session-id",
-    "session_id", "conversation_id", "x-litellm-trace-id", "x-portkey-trace-id",
+    "session_id", "conversation_id", "x-litellm-trace-id", "x-portkey-trace-id", "baggage",
 )  # fmt: skip
 
 
@@ -107,6 +107,8 @@ class SessionSection(BaseModel):
     model_config = STRICT
     headers: tuple[HeaderName, ...] = SESSION_HEADERS
     """Request headers that may carry a session id; the first that is present wins."""
+    body_hints: bool = True
+    """Whether the body may name the session where no header does: `metadata.session_id` and the like."""
     tenant: Tenant = "credential"
     """What separates tenants: `credential`, `header:NAME` (set by a gateway that you trust), or `none`."""
     fallback: Literal["content", "none"] = "content"

@@ -43,6 +43,7 @@ class Answered(NamedTuple):
         fit: What was forwarded; None where it passed unread.
         failed: Whether the answer is an error: nothing it says is learned, and nothing is prepared or asked.
         recovered: Whether the upstream had refused it as too long, and took a shorter one.
+        side: Whether it was a side call (`side_calls`): it says nothing of what its conversation is now.
     """
 
     tenant: str
@@ -55,6 +56,7 @@ class Answered(NamedTuple):
     fit: Fit | None = None
     failed: bool = False
     recovered: bool = False
+    side: bool = False
 
 
 class Aftermath:
@@ -104,6 +106,8 @@ class Aftermath:
         """What only a request that was read allows."""
         told = answered.request, ask.model
         await self._trouble(ask.tenant, fit.report, *told, recovered=answered.recovered)
+        if answered.side:
+            return
         if answered.failed:
             await self._observing.observe(ask, fit, None)
             return

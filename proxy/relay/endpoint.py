@@ -33,7 +33,7 @@ from proxy.relay.exchange import (
 )
 from proxy.relay.gate import Gate
 from proxy.relay.headers import first_values, length_of, value
-from proxy.relay.identity import Identities, origin
+from proxy.relay.identity import origin
 from proxy.relay.inbound import read_body, while_connected
 from proxy.relay.one_answer import relay_one
 from proxy.relay.passage import Passage, request_id
@@ -41,6 +41,7 @@ from proxy.relay.paths import deployment
 from proxy.relay.recalling import Course, Offer, asked_with, minds, offer
 from proxy.relay.refusal import may_be_refusal
 from proxy.relay.summary_routes import summary_routes
+from proxy.relay.whose import Whose
 from proxy.tracing import Tracer
 
 USUAL = Control()
@@ -82,12 +83,9 @@ class Endpoint:
         self._compactor = compactor
         self._aftermath = aftermath
         self._gate = gate
-        self._secret = secret
         self._dialect = dialect
         self._reader = Reader(token_bytes(KEY_BYTES), dialect)
-        session = config.session
-        known = bool(config.server.client_keys)
-        self._identities = Identities(self._origin, session.tenant, session.headers, known=known)
+        self._whose = Whose(config, self._origin, secret)
         self._admission = admission
         self._tracer = tracer
         self._memory = memory
@@ -105,12 +103,13 @@ class Endpoint:
         if not self._admission.entered():
             await self._admission.wait()
         try:
-            who = self._identities.of(scope["headers"], first, self._secret())
+            who = self._whose.of(scope["headers"], first)
             name = request_id(first.get(b"x-request-id"))
             REQUEST.set(name)
             declared = length_of(first.get(b"content-length"))
             raw = await read_body(receive, self._config.server.max_body_bytes, declared)
-            passage = Passage(who, raw, scope, wishes, len(raw), name)
+            who, side = await self._whose.placed(who, raw, first)
+            passage = Passage(who, raw, scope, wishes, len(raw), name, side)
             del raw  # so that it can be let go of
             if self._tracer is not None:
                 passage.trace = self._tracer.began(scope["headers"], name)
@@ -173,7 +172,7 @@ class Endpoint:
             passage.fit = Fit(passage.raw, 0, report)
             return
         passage.fit = await self._compactor.fit(passage.ask)
-        if passage.fit.compacted:
+        if passage.fit.compacted and passage.side is None:
             self._gate.remember(passage.who.conversation)
         if self._memory is not None:
             passage.offer = await offer(self._memory, passage.ask, passage.fit)

@@ -7,15 +7,18 @@ are DESIGN.md §5.2; a change here orphans everything stored.
 
 import hmac
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
-from urllib.parse import urlsplit
+from typing import Final, NamedTuple
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from proxy.relay.headers import CREDENTIALS, key_shown
 
-# Agents that run under one session id each hold a conversation of their own.
-_LANES: Final = {"x-claude-code-session-id": "x-claude-code-agent-id"}
+# Agents that run under one session id each hold a conversation of their own: a lane of the session.
+_LANE: Final = "x-claude-code-agent-id"
+# W3C Baggage: a list of members, of which one may be the session (OpenTelemetry's `session.id`).
+_BAGGAGE: Final = "baggage"
+_BAGGAGE_SESSION: Final = b"session.id"
 _MAX_ID_CHARACTERS: Final = 256
 _DIGEST_CHARACTERS: Final = 24
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -69,7 +72,7 @@ def tenant(
     return _keyed(secret, b"tenant", source, origin.encode(), *fields)
 
 
-def _valid(value: bytes) -> bytes | None:
+def valid(value: bytes) -> bytes | None:
     """An id of 1 to 256 printable characters, stripped; None if it is none."""
     try:
         text = value.decode("utf-8").strip()
@@ -79,14 +82,25 @@ def _valid(value: bytes) -> bytes | None:
     return text.encode("utf-8") if valid else None
 
 
+def _in_baggage(value: bytes) -> bytes:
+    """The session id in a `baggage` field; empty if there is none."""
+    for member in value.split(b","):
+        key, _, rest = member.partition(b"=")
+        if key.strip() == _BAGGAGE_SESSION:
+            return unquote_to_bytes(rest.partition(b";")[0].strip())
+    return b""
+
+
 def _ids(headers: Sequence[tuple[bytes, bytes]], names: Iterable[str]) -> dict[str, bytes]:
     """The first valid id in each of the headers named, by lower-case name."""
     wanted = {name.encode(): name for name in names}
     found: dict[str, bytes] = {}
     for key, value in headers:
         name = wanted.get(key.lower())
-        told = _valid(value) if name is not None and name not in found else None
-        if name is not None and told is not None:
+        if name is None or name in found:
+            continue
+        told = valid(_in_baggage(value) if name == _BAGGAGE else value)
+        if told is not None:
             found[name] = told
     return found
 
@@ -107,13 +121,32 @@ def conversation(
 
     A valid id has 1 to 256 printable characters, white space around it aside. None if there is none.
     """
+    return _conversation(headers, names, secret, tenant)[0]
+
+
+def _conversation(
+    headers: Sequence[tuple[bytes, bytes]], names: Sequence[str], secret: bytes, tenant: str
+) -> tuple[str | None, bytes]:
+    """The conversation, and the lane that it is of whatever names its session; empty: the main one."""
     ordered = [name.lower() for name in names]
-    found = _ids(headers, [*ordered, *_LANES.values()])
+    found = _ids(headers, [*ordered, _LANE])
+    lane = found.get(_LANE, b"")
     name = next((name for name in ordered if name in found), None)
     if name is None:
-        return None
-    lane = found.get(_LANES.get(name, ""))
-    return named(secret, tenant, name, found[name], *filter(None, [lane]))
+        return None, lane
+    return named(secret, tenant, name, found[name], *filter(None, [lane])), lane
+
+
+class Hint(NamedTuple):
+    """What in a body names a conversation.
+
+    Attributes:
+        kind: Where it stood. What a client also sends as a header has that header's name.
+        value: The id, 1 to 256 printable characters in UTF-8.
+    """
+
+    kind: str
+    value: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +155,13 @@ class Who:
 
     Attributes:
         tenant: Digest of the credential.
-        conversation: Id of the conversation, if a header named one.
+        conversation: Id of the conversation, if a header or the body named one.
+        lane: Which agent of the session it is, as it names itself; empty: the main one.
     """
 
     tenant: str
     conversation: str | None
+    lane: bytes = b""
 
 
 class Identities:
@@ -146,8 +181,9 @@ class Identities:
         self._names = tuple(names)
         kind, _, name = mode.partition(":")
         showing = CREDENTIALS if kind == "credential" else frozenset({name.lower().encode()})
-        self._telling = showing.union(name.lower().encode() for name in (*names, *_LANES.values()))
+        self._telling = showing.union(name.lower().encode() for name in (*names, _LANE))
         self._remembered = lru_cache(maxsize=_REMEMBERED)(self._who)
+        self._named = lru_cache(maxsize=_REMEMBERED)(named)
 
     def of(self, headers: Sequence[tuple[bytes, bytes]], first: Mapping[bytes, bytes], secret: bytes) -> Who:
         """Whose request this is.
@@ -165,9 +201,14 @@ class Identities:
         short = sum([len(field[1]) for field in fields]) <= _MAX_REMEMBERED_BYTES
         return self._remembered(secret, fields) if short else self._who(secret, fields)
 
+    def hinted(self, who: Who, hint: Hint, secret: bytes) -> Who:
+        """The same, of a request whose body names its conversation."""
+        lane = (who.lane,) if who.lane else ()
+        return replace(who, conversation=self._named(secret, who.tenant, hint.kind, hint.value, *lane))
+
     def _who(self, secret: bytes, fields: tuple[tuple[bytes, bytes], ...]) -> Who:
         whose = tenant(fields, secret, self._origin, self._mode, known=self._known)
-        return Who(whose, conversation(fields, self._names, secret, whose))
+        return Who(whose, *_conversation(fields, self._names, secret, whose))
 
 
 def minted(secret: bytes, tenant: str, prefix_digest: bytes) -> str:

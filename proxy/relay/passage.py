@@ -18,6 +18,7 @@ from proxy.relay.control import UNREAD, Control, report_headers
 from proxy.relay.headers import Headers
 from proxy.relay.identity import Who
 from proxy.relay.recalling import TOOL_TOKENS, Course, Offer
+from proxy.relay.side_calls import Side
 from proxy.tracing import Trace
 
 # Ids of requests are told apart by the process and a number: they go into logs, and guess nothing.
@@ -46,6 +47,7 @@ class Passage:
         control: What the client asked of us.
         size: Bytes of the body.
         request: Its id.
+        side: Which side call it is: nothing is learned of it, and no conversation notes it; None: it is none.
         fit: What is forwarded; None where that is the body as it came, unread.
         ask: The request as it was read.
         model: The model asked for, as far as it matters.
@@ -67,6 +69,7 @@ class Passage:
     control: Control
     size: int
     request: str
+    side: Side | None = None
     fit: Fit | None = None
     ask: Ask | None = None
     model: str = ""
@@ -87,6 +90,11 @@ class Passage:
         return (self.fit.report.conversation if self.fit else None) or self.who.conversation
 
     @property
+    def _noted(self) -> str | None:
+        """The conversation that it is noted of."""
+        return self.conversation if self.side is None else None
+
+    @property
     def teaches(self) -> bool:
         """Whether anything is done with what its answer says."""
         return self.ask is not None or self.conversation is not None
@@ -99,7 +107,7 @@ class Passage:
     @property
     def prefixes(self) -> tuple[bytes, ...]:
         """Prefix digests of the client's messages; none where they were not read."""
-        return self.fit.footing.prefixes if self.fit and self.fit.footing else ()
+        return self.fit.footing.prefixes if self.fit and self.fit.footing and self.side is None else ()
 
     @property
     def counted(self) -> tuple[int, int]:
@@ -145,13 +153,14 @@ class Passage:
     def answered(self, usage: Usage | None) -> Answered:
         """What is left to do, now that the client has its answer."""
         model = self.ask.model if self.ask else self.model
-        whose = self.who.tenant, self.conversation, model, self.request
+        whose = self.who.tenant, self._noted, model, self.request
         fit = self.fit
         if self.offer is not None and fit is not None and fit.estimate:
             fit = replace(fit, estimate=fit.estimate + TOOL_TOKENS)
         if self.course is not None and self.course.hops:  # the others had more to read than was sized
             usage = self.course.first.result()
-        return Answered(*whose, usage, self.scope, self.ask, fit, self.failed, self.recovered)
+        side = self.side is not None
+        return Answered(*whose, usage, self.scope, self.ask, fit, self.failed, self.recovered, side)
 
     def ended(self, usage: Usage | None, origin: str, notes: Notes) -> None:
         """Tell those who listen that it has ended; of what the upstream was never asked nothing is noted.
@@ -163,13 +172,13 @@ class Passage:
         """
         first_s = self.first_byte_s
         if self.fit is None and first_s is not None:
-            whose = self.who.tenant, self.who.conversation, origin
+            whose = self.who.tenant, self._noted, origin
             notes.note_unread(*whose, self.model, self.code, self._unread(usage, first_s))
         if self.fit is None and self.trace is None:
             return
         exchange = self.exchange(usage)
         if self.fit is not None and first_s is not None:
-            notes.note(self.who.tenant, self.conversation, origin, exchange, self.prefixes, self.counted)
+            notes.note(self.who.tenant, self._noted, origin, exchange, self.prefixes, self.counted)
         if self.trace is not None:
             self.trace.ended(exchange, self.conversation)
 

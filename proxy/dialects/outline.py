@@ -1,0 +1,55 @@
+"""The few members of a request's body that tell whose it is, found in one pass that builds nothing else.
+
+Every wire has them under the same names. What is asked here is asked of bodies that nobody has read and of
+bodies that are read, so that a conversation has one name in both.
+"""
+
+import msgspec
+
+# Whatever names a session is short, in bytes; a longer member is passed over.
+MAX_MEMBER_BYTES = 4_096
+
+
+class Outline(msgspec.Struct, gc=False):
+    """Members as JSON, left as they are; empty where they are absent.
+
+    Attributes:
+        litellm_session_id: Of LiteLLM's callers.
+        metadata: Of OpenAI's and Anthropic's callers.
+        client_metadata: Of Codex.
+        prompt_cache_key: Names what shares a cache: mostly a conversation.
+        max_tokens: How long the answer may be; so do the next two, in other wires.
+        max_completion_tokens: See there.
+        max_output_tokens: See there.
+    """
+
+    litellm_session_id: msgspec.Raw = msgspec.Raw()
+    metadata: msgspec.Raw = msgspec.Raw()
+    client_metadata: msgspec.Raw = msgspec.Raw()
+    prompt_cache_key: msgspec.Raw = msgspec.Raw()
+    max_tokens: msgspec.Raw = msgspec.Raw()
+    max_completion_tokens: msgspec.Raw = msgspec.Raw()
+    max_output_tokens: msgspec.Raw = msgspec.Raw()
+
+
+_OUTLINE = msgspec.json.Decoder(Outline)
+_ANY = msgspec.json.Decoder()
+
+
+def outline(raw: bytes) -> Outline | None:
+    """The members of a body; None if it is no JSON object. Takes half a millisecond a megabyte."""
+    try:
+        return _OUTLINE.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def held(member: bytes) -> object:
+    """The value of a short member; None if it is absent, long or no JSON."""
+    if not 0 < len(member) <= MAX_MEMBER_BYTES:
+        return None
+    try:
+        value: object = _ANY.decode(member)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return value

@@ -1,0 +1,94 @@
+"""Side calls: requests that clients send beside a conversation, under its id, and that are no part of it.
+
+Titles, topics, probes of a quota and the like. They are relayed and counted as any request; but they are not
+taken for what a conversation is now, and they begin none. The signs are chosen so that a request of the
+conversation itself has none of them; a side call without a sign only makes a line more in its history.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+from proxy.dialects.outline import outline
+
+# What Claude Code says of a request: `main`, `subagent`, `workflow`, `compaction` or `auxiliary`.
+CLASS: Final = b"x-claude-code-request-class"
+_AUXILIARY: Final = b"auxiliary"
+# Probes and titles are small; of larger bodies nothing is asked, in bytes.
+MAX_PROBE_BYTES: Final = 2_048
+MAX_TITLE_BYTES: Final = 16_384
+_TOKENS: Final = b'tokens"'
+_ONE: Final = b"1"
+# Inside a string these quotes would be escaped, so each is a key or a value.
+_TOOLS: Final = b'"tools"'
+# What only requests have in which the model has said something before.
+_PAST: Final = (b'"assistant"', b'_call"', b'_output"')
+# Conversations that are known to have tools, or not to have any in so many requests.
+MAX_CONVERSATIONS: Final = 10_000
+_LOOKS: Final = 3
+
+
+class Side(Enum):
+    """What a side call is beside."""
+
+    ALONE = "alone"
+    """Nothing of the conversation is in it."""
+    WITHIN = "within"
+    """It carries the conversation along, so what stands for that is applied."""
+
+
+def side(raw: bytes, kind: bytes, *, tooled: bool) -> Side | None:
+    """Whether a request is a side call, and which; None: it is none.
+
+    Args:
+        raw: Its body.
+        kind: What its client says that it is (`CLASS`); empty: nothing.
+        tooled: Whether other requests of its conversation have brought tools.
+    """
+    if kind == _AUXILIARY:
+        return _beside(raw)
+    size = len(raw)
+    if size <= MAX_PROBE_BYTES and _TOKENS in raw and _is_probe(raw):
+        return _beside(raw)
+    if tooled and size <= MAX_TITLE_BYTES and _TOOLS not in raw and _beside(raw) is Side.ALONE:
+        return Side.ALONE
+    return None
+
+
+def _is_probe(raw: bytes) -> bool:
+    """Whether the answer may have one token, so that nobody reads it."""
+    told = outline(raw)
+    return told is not None and _ONE in (told.max_tokens, told.max_completion_tokens, told.max_output_tokens)
+
+
+def _beside(raw: bytes) -> Side:
+    return Side.WITHIN if any(each in raw for each in _PAST) else Side.ALONE
+
+
+class SideCalls:
+    """Tells side calls of conversations that this process has seen, each by its tenant's own id."""
+
+    def __init__(self) -> None:
+        self._looks: OrderedDict[str, int] = OrderedDict()
+
+    def told(self, raw: bytes, first: Mapping[bytes, bytes], conversation: str | None) -> Side | None:
+        """Whether a request is a side call, and which; None: it is none.
+
+        Args:
+            raw: Its body.
+            first: The first value of each of its header fields.
+            conversation: Its id, if it has one.
+        """
+        looks = 0 if conversation is None else self._looks.get(conversation, 0)
+        found = side(raw, first.get(CLASS, b""), tooled=looks > _LOOKS)
+        if conversation is not None and found is None and looks < _LOOKS:
+            self._look(raw, conversation, looks)
+        return found
+
+    def _look(self, raw: bytes, conversation: str, looks: int) -> None:
+        """Look for tools: in the first requests of a conversation only, as each look takes a search."""
+        self._looks[conversation] = _LOOKS + 1 if _TOOLS in raw else looks + 1
+        self._looks.move_to_end(conversation)
+        if len(self._looks) > MAX_CONVERSATIONS:
+            self._looks.popitem(last=False)
