@@ -1,4 +1,4 @@
-"""What providers have added to chat completions, while rounds are made: begun answers, signatures, members."""
+"""What providers have added to chat completions, while rounds are made: begun answers, signatures, ids."""
 
 import itertools
 import json
