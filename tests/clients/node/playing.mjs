@@ -31,7 +31,7 @@ export const thrown = (promise) =>
     (error) => ({
       error: error.constructor.name,
       status: error.status ?? error.statusCode ?? null,
-      message: error.message,
+      message: error.message.replace(/req_\w+/, "req_…"),
     }),
   );
 
