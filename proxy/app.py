@@ -37,6 +37,7 @@ from proxy.relay.gate import Gate, gates
 from proxy.relay.identity import origin
 from proxy.relay.known_clients import KnownClients
 from proxy.relay.mcp import Mcp
+from proxy.relay.responses_compact import ResponsesCompact
 from proxy.relay.trouble import Trouble
 from proxy.relay.upstreams import upstreams
 from proxy.steering import Steering
@@ -155,6 +156,14 @@ def _compact(config: Config, parts: Parts, upstream: Upstream, admission: Admiss
     )
 
 
+def _shortening(config: Config, parts: Parts, upstream: Upstream, admission: Admission) -> ASGIApp | None:
+    """What answers `…/responses/compact`; None: the upstream alone."""
+    if config.upstream.responses_compact == "relay":
+        return None
+    aside, secret = parts.aside(config), parts.secret
+    return ResponsesCompact(config, upstream, aside=aside, secret=lambda: secret.value, admission=admission)
+
+
 def _mcp(config: Config, parts: Parts, admission: Admission) -> ASGIApp:
     """What answers agents. What a tenant without a key has said is guarded from pages, too."""
     conversations = OwnConversations(
@@ -236,6 +245,7 @@ class Proxy:
             blind=Blind(targets, admission),
             hop=self._hop,
             compact=_compact(config, parts, targets["chat"], admission),
+            responses_compact=_shortening(config, parts, targets["responses"], admission),
             mcp=_mcp(config, parts, admission),
             clients=_known_clients(config, guarded=_pays(config)),
             base_path=config.server.base_path,

@@ -49,6 +49,8 @@ class UpstreamSection(BaseModel):
     """Whether `usage` on streams is only observed."""
     lower_max_tokens: bool = False
     """Whether a request's `max_tokens` may be lowered to make it fit."""
+    responses_compact: Literal["auto", "relay", "answer"] = "auto"
+    """Who answers `…/responses/compact`: `relay` the upstream, `answer` we, `auto` we where it does not."""
     wires: WiresSection = WiresSection()
     """Providers of single wires."""
 

@@ -14,6 +14,7 @@ from proxy.relay.exchange import send_error
 from proxy.relay.headers import HOP_HEADER, first_values, refuse_loop
 from proxy.relay.known_clients import EVERYBODY, KnownClients
 from proxy.relay.paths import COMPACT_PATH, MCP_PATH, is_own
+from proxy.relay.responses_compact import ENDING
 from proxy.relay.silence import kept_alive
 from proxy.relay.upstreams import error_shape
 
@@ -39,6 +40,7 @@ class Dispatcher:
         blind: Answers everything else.
         hop: The mark of this installation, 16 hex digits.
         compact: Answers `/v1/compact` below `base_path`, to whom requests are relayed; None: `admin` does.
+        responses_compact: Answers posts to `…/responses/compact`; None: `blind` does.
         mcp: Answers `/mcp` below `base_path`, for the same clients; None: `admin` does.
         clients: Who may have requests relayed.
         base_path: Where our own paths live instead of the root.
@@ -51,6 +53,7 @@ class Dispatcher:
     blind: ASGIApp
     hop: str
     compact: ASGIApp | None = None
+    responses_compact: ASGIApp | None = None
     mcp: ASGIApp | None = None
     clients: KnownClients = EVERYBODY
     base_path: str = ""
@@ -65,7 +68,7 @@ class Dispatcher:
             await send({"type": "websocket.close"})  # before accepting: the server answers 403
         elif not is_own(scope["path"], self.base_path):
             wire = dialect_of(scope["method"], scope["raw_path"])
-            endpoint = self.blind if wire is None else self.wires[wire.name]
+            endpoint = self._unread(scope) if wire is None else self.wires[wire.name]
             await self._relay(endpoint, scope, receive, send)
         elif self.compact is not None and scope["path"] == self.base_path + COMPACT_PATH:
             await self._relay(self.compact, scope, receive, send)
@@ -73,6 +76,11 @@ class Dispatcher:
             await self._relay(self.mcp, scope, receive, send)
         else:
             await self.admin(scope, receive, send)
+
+    def _unread(self, scope: Scope) -> ASGIApp:
+        """Who answers a request that is no conversation's."""
+        compacts = scope["method"] == "POST" and scope["raw_path"].endswith(ENDING)
+        return self.responses_compact if compacts and self.responses_compact else self.blind
 
     async def _relay(self, endpoint: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         try:

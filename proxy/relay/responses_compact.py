@@ -1,0 +1,213 @@
+"""`POST …/responses/compact`: OpenAI's own way to ask for a shorter `input`, for upstreams that have none.
+
+What comes back are items that any upstream takes as the beginning of the next `input`: those that were kept
+as they came, and messages of ours for the others. No sealed compaction item is made up.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from secrets import token_hex
+from typing import Any, Final
+
+from starlette.types import Receive, Scope, Send
+
+from proxy.compaction.aside import Aside, Shortened, shortened
+from proxy.compaction.beside import beside
+from proxy.compaction.fitting import Ask, Mode
+from proxy.compaction.policies import policy_for
+from proxy.config.model import Config, for_model
+from proxy.dialects.body import Body, cut, made, named_by, small, small_members
+from proxy.dialects.json_slices import elements, members
+from proxy.dialects.responses.wire import RESPONSES
+from proxy.errors import ProxyError, RequestRefused, Unreadable
+from proxy.relay.admission import Admission
+from proxy.relay.compact import patient
+from proxy.relay.exchange import PEEK_BYTES, Answer, Upstream, build_request, open_answer, relay_back
+from proxy.relay.headers import first_values, length_of
+from proxy.relay.identity import Identities, origin
+from proxy.relay.inbound import read_body, while_connected
+from proxy.relay.summary_routes import summary_routes
+
+ENDING: Final = b"/responses/compact"
+# What upstreams answer that have no such path.
+_ABSENT: Final = frozenset({404, 405, 501})
+# How error codes end that are about something that the request names: the path is there.
+_NAMED_IS_ABSENT: Final = "_not_found"
+_ID_BYTES: Final = 16
+
+
+class ResponsesCompact:
+    """An ASGI endpoint that compacts the input of a request on the Responses wire, and keeps nothing.
+
+    Args:
+        config: The configuration; `upstream.responses_compact` says who answers.
+        upstream: Where requests of this wire go.
+        aside: Compacts.
+        secret: Gives the key of the digests that tell tenants apart.
+        admission: Places for requests under way.
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        upstream: Upstream,
+        *,
+        aside: Aside,
+        secret: Callable[[], bytes],
+        admission: Admission,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._config = config
+        self._upstream = upstream
+        self._origin = origin(upstream.base_url)
+        self._aside = aside
+        self._secret = secret
+        self._admission = admission
+        self._clock = clock
+        session, known = config.session, bool(config.server.client_keys)
+        self._identities = Identities(self._origin, session.tenant, session.headers, known=known)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request.
+
+        Raises:
+            RequestRefused: The body is too large, or nobody can compact it.
+            Overloaded: There are too many requests.
+            UpstreamError: There was no answer.
+            ClientDisconnect: The client left; whoever was asked has been hung up on.
+        """
+        if not self._admission.entered():
+            await self._admission.wait()
+        try:
+            declared = length_of(first_values(scope["headers"]).get(b"content-length"))
+            raw = await read_body(receive, self._config.server.max_body_bytes, declared)
+            async with while_connected(scope, receive):
+                if self._config.upstream.responses_compact == "answer":
+                    await _answered(send, await self._compacted(raw, scope))
+                else:
+                    await self._relayed(raw, scope, send)
+        finally:
+            self._admission.leave()
+
+    async def _relayed(self, raw: bytes, scope: Scope, send: Send) -> None:
+        """The upstream's answer; ours where it has none, and the request is one that we can answer."""
+        answer = await open_answer(self._upstream, build_request(self._upstream, scope, raw))
+        try:
+            body = await self._instead(answer, raw, scope)
+            if body is None:
+                await relay_back(answer, send)
+                return
+        finally:
+            await answer.aclose()
+        await _answered(send, body)
+
+    async def _instead(self, answer: Answer, raw: bytes, scope: Scope) -> bytes | None:
+        if not await _is_absent(answer):
+            return None
+        try:
+            return await self._compacted(raw, scope)
+        except ProxyError:
+            return None
+
+    async def _compacted(self, raw: bytes, scope: Scope) -> bytes:
+        """The answer's body.
+
+        Raises:
+            RequestRefused: 400, it holds nothing that could be compacted.
+        """
+        try:
+            ask = self._ask(await beside(partial(_body, raw)), scope)
+            came = await shortened(self._aside, ask, None)
+        except Unreadable as unreadable:
+            code = unreadable.reason.replace("-", "_")
+            message = f"The body holds no input that could be compacted: {unreadable.reason}."
+            raise RequestRefused(400, message, code) from unreadable
+        return await beside(partial(_written, came, int(self._clock())))
+
+    def _ask(self, body: Body, scope: Scope) -> Ask:
+        headers = scope["headers"]
+        who = self._identities.of(headers, first_values(headers), self._secret())
+        settings = patient(for_model(self._config, body.model), None)
+        policy = policy_for(settings, None)
+        asked: Scope = {**scope, "raw_path": scope["raw_path"].removesuffix(b"/compact")}
+        asking = partial(summary_routes, self._config, settings, policy, self._upstream, asked)
+        return Ask(
+            body=body,
+            model=body.model,
+            tenant=who.tenant,
+            conversation=None,
+            origin=self._origin,
+            settings=settings,
+            mode=Mode.FORCE,
+            trigger_tokens=None,
+            whom=partial(asking, body.model, RESPONSES),
+            patience_s=None,
+        )
+
+
+def _body(raw: bytes) -> Body:
+    """The request; raises `Unreadable`."""
+    found, late = cut(raw, RESPONSES)
+    return made(
+        raw, found["input"], late, named_by(small_members(raw, found, RESPONSES), RESPONSES), RESPONSES
+    )
+
+
+async def _is_absent(answer: Answer) -> bool:
+    """Whether the upstream has no such path."""
+    if answer.response.status not in _ABSENT:
+        return False
+    told = small(await answer.peek(PEEK_BYTES))
+    error = told.get("error") if isinstance(told, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    return not (isinstance(code, str) and code.endswith(_NAMED_IS_ABSENT))
+
+
+def _written(came: Shortened, created_at: int) -> bytes:
+    """The answer. Sizes are estimates of the input before and after."""
+    place = members(came.fit.raw)["input"]
+    value = came.fit.raw[place.start : place.stop]
+    items = elements(memoryview(value)) if value.startswith(b"[") else (b'{"content":%b}' % value,)
+    before, after = came.first.report.tokens_before or 0, came.fit.report.tokens_after or 0
+    usage = {
+        "input_tokens": before,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": after,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": before + after,
+    }
+    head = {"id": f"resp_{token_hex(_ID_BYTES)}", "object": "response.compaction", "created_at": created_at}
+    output = b",".join(map(_in_full, items))
+    return b'%b,"output":[%b],"usage":%b}' % (
+        json.dumps(head)[:-1].encode(),
+        output,
+        json.dumps(usage).encode(),
+    )
+
+
+def _in_full(raw: bytes) -> bytes:
+    """An item as answers hold them: a message in short, which only requests may hold, is written out."""
+    item: dict[str, Any] = json.loads(raw)
+    if item.get("type", "message") != "message":
+        return raw
+    content = item.get("content")
+    if "type" in item and not isinstance(content, str):
+        return raw
+    item = {"type": "message", "role": "user", **item}
+    if isinstance(content, str):
+        kind = "output_text" if item["role"] == "assistant" else "input_text"
+        item["content"] = [{"type": kind, "text": content}]
+    return json.dumps(item).encode()
+
+
+async def _answered(send: Send, body: bytes) -> None:
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"cache-control", b"no-store"),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
