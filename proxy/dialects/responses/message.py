@@ -186,7 +186,9 @@ def _part(part: Any, at: int) -> Part:
     heard = part.get(kind) if kind == "input_audio" else None
     if isinstance(heard, Mapping) and isinstance(heard.get("data"), str):
         return Part(kind, address(heard["data"]), at)
-    return Part(kind or "unknown", opaque(part), at)
+    marked = isinstance(part, Mapping) and "prompt_cache_breakpoint" in part
+    plain = {key: each for key, each in part.items() if key != "prompt_cache_breakpoint"} if marked else part
+    return Part(kind or "unknown", opaque(plain), at)
 
 
 def compose(record: Message) -> bytes:
