@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
-from proxy.dialects.outline import outline
+from proxy.dialects.outline import held, outline
 
 # What Claude Code says of a request: `main`, `subagent`, `workflow`, `compaction` or `auxiliary`.
 CLASS: Final = b"x-claude-code-request-class"
@@ -19,7 +19,6 @@ _AUXILIARY: Final = b"auxiliary"
 MAX_PROBE_BYTES: Final = 2_048
 MAX_TITLE_BYTES: Final = 16_384
 _TOKENS: Final = b'tokens"'
-_ONE: Final = b"1"
 # Inside a string these quotes would be escaped, so each is a key or a value.
 _TOOLS: Final = b'"tools"'
 # What only requests have in which the model has said something before.
@@ -59,7 +58,10 @@ def side(raw: bytes, kind: bytes, *, tooled: bool) -> Side | None:
 def _is_probe(raw: bytes) -> bool:
     """Whether the answer may have one token, so that nobody reads it."""
     told = outline(raw)
-    return told is not None and _ONE in (told.max_tokens, told.max_completion_tokens, told.max_output_tokens)
+    if told is None:
+        return False
+    limits = (told.max_tokens, told.max_completion_tokens, told.max_output_tokens)
+    return 1 in [held(limit) for limit in limits]
 
 
 def _beside(raw: bytes) -> Side:
