@@ -2,12 +2,13 @@
 
     uv run python .ci/docs_pages.py
 
-docs/clients.md says what `connect` says, docs/operations.md which keys wait for a restart, and docs/llms.txt
-which pages there are. .ci/check_docs.py compares them.
+docs/clients.md says what `connect` says and what came of the client suite, docs/operations.md which keys wait
+for a restart, and docs/llms.txt which pages there are. .ci/check_docs.py compares them.
 """
 
 # ruff: noqa: INP001 - a script, not a package
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -44,7 +45,26 @@ this machine is `host.docker.internal`, and the proxy has to listen on an addres
 
 Without an id the messages themselves tell which conversation it is; some [headers](headers.md) carry one.
 
-<!-- Written by .ci/docs_pages.py from what `connect` knows. -->
+<!-- Written by .ci/docs_pages.py from what `connect` knows, and from clients.json. -->
+"""
+# What the client suite runs, in the order of the columns.
+WIRES = ("chat", "responses", "messages")
+LANGUAGE_NAMES = {"python": "Python", "node": "JavaScript", "cli": "command"}
+TABLE_HEAD = """
+## Tried
+
+Each of these clients is run over real sockets against a scripted provider: directly, through the proxy, and
+through the proxy before a window so small that the long conversation has to be compacted. A case passes if
+the client sees the same each time, errors included; if what reaches the provider is the same byte for byte
+where nothing is compacted; and if instructions, tools and the user's last words are where something is. The
+numbers are cases passed on each [wire](wires.md), blank where the client is not tried on one.
+
+| client | version | for | chat completions | Responses | Messages |
+| --- | --- | --- | --- | --- | --- |
+"""
+TABLE_FOOT = """
+The [results](clients.json) name each case. `tests/clients` holds the suite; `.ci/run` runs a part of it, and
+`.ci/run --full` all.
 """
 
 
@@ -71,10 +91,33 @@ def client_chapter(name: str, client: Client) -> Iterator[str]:
         yield f"\n{client.note}"
 
 
+def passed(cases: Mapping[str, Mapping[str, str]], wire: str) -> str:
+    """How many of a client's cases on a wire passed all three ways."""
+    words = [ways.values() for case, ways in cases.items() if case.partition("/")[0] == wire]
+    well = sum("failed" not in each for each in words)
+    if not words:
+        return ""
+    return f"{well}" if well == len(words) else f"{well} of {len(words)}"
+
+
+def tried() -> str:
+    """The chapter on what came of the client suite; empty where it has not been run."""
+    results = DOCS / "clients.json"
+    if not results.exists():
+        return ""
+    rows = []
+    for entry in json.loads(results.read_text("utf-8")):
+        cells = [passed(entry["cases"], wire) for wire in WIRES]
+        named = [f"`{entry['client']}`", entry["version"], LANGUAGE_NAMES[entry["language"]]]
+        rows.append(f"| {' | '.join([*named, *cells])} |\n")
+    return TABLE_HEAD + "".join(rows) + TABLE_FOOT
+
+
 def clients_page() -> str:
     """docs/clients.md."""
     lines = (line for name, client in CLIENTS.items() for line in client_chapter(name, client))
-    return CLIENTS_HEAD.replace("FILES", ", ".join(sorted(FILES))) + "\n".join(lines) + "\n"
+    head = CLIENTS_HEAD.replace("FILES", ", ".join(sorted(FILES)))
+    return head + "\n".join(lines) + "\n" + tried()
 
 
 def waiting_keys() -> str:
