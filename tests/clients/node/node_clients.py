@@ -12,8 +12,9 @@ from tests import openai_node
 from tests.clients.playing import Client
 
 HERE = Path(__file__).parent
-# Modules are looked for from where the importing file is: so drivers are copied beside a link to packages.
-STAGED = 'cp "$1" "$2" . && ln -s "$3" node_modules && exec "$4" driver.mjs'
+# Modules are looked for from where the importing file is: drivers are copied beside a link to the packages,
+# which have to find one another through it.
+STAGED = 'cp "$1" "$2" . && ln -s "$3" node_modules && exec "$4" --preserve-symlinks driver.mjs'
 
 
 def _driven(name: str, packages: Path) -> Callable[[], list[str]]:
