@@ -18,7 +18,8 @@ DUE = frozenset({
 
 # Bodies that go on as they came, because they are not read.
 UNREAD = frozenset({
-    "duplicate-keys", "encoded", "no-array", "no-messages", "not-json", "too-deep", "too-many",
+    "duplicate-keys", "encoded", "no-array", "no-messages", "not-json", "provider-compacts",
+    "stateful", "too-deep", "too-many",
 })  # fmt: skip
 # Requests in which rounds would do no good, or do none for now.
 LEFT = frozenset({"irreducible", "nothing-to-take", "paused"})

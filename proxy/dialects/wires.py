@@ -9,7 +9,9 @@ from proxy.dialects.dialect import Dialect
 from proxy.dialects.messages.wire import MESSAGES
 from proxy.dialects.responses.wire import RESPONSES
 
-WIRES: Final[Mapping[str, Dialect]] = MappingProxyType({each.name: each for each in (CHAT, MESSAGES, RESPONSES)})
+WIRES: Final[Mapping[str, Dialect]] = MappingProxyType(
+    {each.name: each for each in (CHAT, MESSAGES, RESPONSES)}
+)
 
 
 def dialect_of(method: str, raw_path: bytes) -> Dialect | None:

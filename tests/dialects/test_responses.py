@@ -141,7 +141,7 @@ def test_an_answer_has_text_calls_and_parts_and_its_reasoning_only_signs_it() ->
     assert made.digest == record(SAID, {**SEARCHED, "id": "ws_2"}, SAID, CALLED, CUSTOM).digest
 
 
-SHELL = [
+SHELL: list[dict[str, Any]] = [
     {"type": "local_shell_call", "id": "ls_1", "call_id": "a", "action": {"command": ["ls"]}},
     {"type": "shell_call", "call_id": "b", "action": {"commands": ["ls"]}},
     {"type": "apply_patch_call", "call_id": "c", "operation": {"type": "delete_file", "path": "x"}},
@@ -156,7 +156,7 @@ def test_the_calls_of_built_in_tools_are_calls() -> None:
     )
 
 
-ANSWERS = [
+ANSWERS: list[tuple[dict[str, Any], Message]] = [
     (ANSWERED, Message("tool", "text of x", answers=("a",))),
     ({**ANSWERED, "output": [{"type": "input_text", "text": "x"}]}, Message("tool", "x", answers=("a",))),
     (PATCHED, Message("tool", "Done", name="custom_tool_call_output", answers=("b",))),
@@ -321,7 +321,7 @@ def test_what_cannot_get_shorter_stays_what_it_is() -> None:
 
 
 def test_what_shells_have_written_gets_shorter() -> None:
-    ended = {"outcome": {"type": "exit", "exit_code": 1}}
+    ended: dict[str, Any] = {"outcome": {"type": "exit", "exit_code": 1}}
     item = {
         "type": "shell_call_output",
         "call_id": "a",
@@ -438,7 +438,8 @@ def histories(draw: st.DrawFn) -> list[bytes]:
     """Bodies as one client might send them after one another."""
     items: Any = draw(st.lists(ITEMS, min_size=1, max_size=4))
     layout, raws = draw(LAYOUTS), list[bytes]()
-    behind = draw(st.sampled_from([{}, {"store": False}, {"previous_response_id": "r"}]))
+    members: list[dict[str, Any]] = [{}, {"store": False}, {"previous_response_id": "r"}]
+    behind = draw(st.sampled_from(members))
     for _ in range(draw(st.integers(1, 6))):
         fields = {"model": "m", "input": items, **behind}
         raws.append(json.dumps(fields, **layout).encode("utf-8", "replace"))
