@@ -9,13 +9,12 @@ from functools import partial
 from typing import Final
 
 import httpx
-import msgspec
 import structlog
 from starlette.types import Receive, Scope, Send
 
 from proxy.compaction.beside import beside
 from proxy.config.model import Config, for_model
-from proxy.dialects.body import read
+from proxy.dialects.body import read, small
 from proxy.dialects.inflate import IDENTITY, Inflater
 from proxy.dialects.messages.wire import MESSAGES
 from proxy.errors import Unreadable
@@ -39,13 +38,6 @@ _MAX_ANSWER_BYTES: Final = 65_536
 _log = structlog.get_logger()
 
 
-class _Counted(msgspec.Struct):
-    input_tokens: int
-
-
-_COUNTED: Final = msgspec.json.Decoder(_Counted)
-
-
 @dataclass(slots=True)
 class _Seen:
     """The beginning of an answer, as far as it could be a count."""
@@ -58,11 +50,10 @@ class _Seen:
     def tokens(self, encoding: str) -> int | None:
         """What it counts; None if it is no count."""
         plain = encoding.strip().lower() in IDENTITY
-        body = self.body if plain else Inflater(encoding, _MAX_ANSWER_BYTES).feed(bytes(self.body))
-        try:
-            return _COUNTED.decode(body).input_tokens
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None
+        body = bytes(self.body) if plain else Inflater(encoding, _MAX_ANSWER_BYTES).feed(bytes(self.body))
+        told = small(body)
+        counted = told.get("input_tokens") if isinstance(told, dict) else None
+        return counted if type(counted) is int else None
 
 
 class CountTokens:
