@@ -64,7 +64,7 @@ const casesOf = (wire, model) => ({
         if (step.text) said.texts.push(step.text);
         said.calls.push(...step.calls);
       }
-      messages.push(...(await answer.response).messages);
+      messages.push(...(await answer.responseMessages));
     }
     return said;
   },
