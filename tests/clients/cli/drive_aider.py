@@ -5,11 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.clients.python.reporting import FAULT, HELLO, KEY, MODEL, TURNS, URL, Outcome, looked_up, run, said
+from tests.clients.python.reporting import HELLO, KEY, MODEL, TURNS, URL, Outcome, looked_up, run, said
 
 COMMAND_LIMIT_S = 100
 HISTORY = Path(".aider.chat.history.md")
-SETTINGS = Path("settings.yml")
 NAME = f"openai/{MODEL}"
 ALONE = (
     "--no-git", "--no-check-update", "--no-show-model-warnings", "--no-analytics", "--no-show-release-notes",
@@ -42,13 +41,6 @@ def one() -> Outcome:
     return said(text)
 
 
-def failure() -> Outcome:
-    extra = {"extra_headers": {FAULT: "status=400"}}
-    SETTINGS.write_text(json.dumps([{"name": NAME, "extra_params": extra}]), "utf-8")
-    notes = aider("--model-settings-file", str(SETTINGS), "--message", HELLO)
-    return {"message": [line.strip("> ") for line in notes if "Error" in line]}
-
-
 def pasted(turn: str) -> str:
     """A turn as one line, with what the tool would have given: aider offers the model no tools."""
     question, call = turn.splitlines()
@@ -61,4 +53,4 @@ def growing() -> Outcome:
     return {"texts": answers(aider("--stream", typed=f"{typed}/exit\n"))}
 
 
-run({"chat/text": one, "chat/error-400": failure, "chat/growing": growing})
+run({"chat/text": one, "chat/growing": growing})
