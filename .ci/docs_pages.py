@@ -56,8 +56,8 @@ TABLE_HEAD = """
 Each of these clients is run over real sockets against a scripted provider: directly, through the proxy, and
 through the proxy before a window so small that the long conversation has to be compacted. A case passes if
 the client sees the same each time, errors included; if what reaches the provider is the same byte for byte
-where nothing is compacted; and if instructions, tools and the user's last words are where something is. The
-numbers are cases passed on each [wire](wires.md), blank where the client is not tried on one.
+where nothing is compacted; and if instructions, tools and the user's last words arrive unchanged where
+something is. The numbers are cases passed on each [wire](wires.md), blank where a client is not tried.
 
 | client | version | for | chat completions | Responses | Messages |
 | --- | --- | --- | --- | --- | --- |
