@@ -44,23 +44,25 @@ class Kind:
 
     Attributes:
         name: As it is reported.
-        body_bytes: Of each request.
-        messages: In each, beside the first.
+        body_bytes: Of a request, on average.
+        turns: In one, on average; a question each, and its answer.
+        grows: By how many turns it does before it begins anew.
         headers: Lines beside the usual ones.
         stream: Whether answers are streamed.
     """
 
     name: str
     body_bytes: int
-    messages: int
+    turns: int
+    grows: int
     headers: tuple[str, ...] = ()
     stream: bool = False
 
 
 KINDS = (
-    Kind("gated, 2.5 KB", 2_500, 4),
-    Kind("gate off, 40 KB", 40_000, 40, GATE_OFF),
-    Kind("gated, SSE of 200", 2_500, 4, ("accept: text/event-stream",), stream=True),
+    Kind("gated, 2.5 KB", 2_500, 3, 2),
+    Kind("gate off, 40 KB", 40_000, 20, 16, GATE_OFF),
+    Kind("gated, SSE of 200", 2_500, 3, 2, ("accept: text/event-stream",), stream=True),
 )
 
 
@@ -75,19 +77,17 @@ def _said(wire: str, role: str, text: str) -> bytes:
     return json.dumps({**typed, "role": role, "content": content}, separators=(",", ":")).encode()
 
 
-def _turn(wire: str, number: int, room: int) -> bytes:
-    """A question and its answer of so many bytes in all, with a comma before each."""
-    texts = [f"{MARK.decode()} {number} {role} " for role in ("assistant", "user")]
-    frame = sum(len(_said(wire, role, "")) + 1 for role in ("assistant", "user"))
-    each = max(0, (room - frame) // 2 - max(map(len, texts)))
-    filled = [text + varied(f"{number} {text}", each) for text in texts]
-    return b"".join(
-        b"," + _said(wire, role, text) for role, text in zip(("assistant", "user"), filled, strict=True)
-    )
+def _turn(wire: str, session: str, number: int, room: int) -> bytes:
+    """An answer and a question of so many bytes, with a comma before each; no other session has them."""
+    roles = ("assistant", "user")
+    frame = sum(len(_said(wire, role, "")) + 1 for role in roles)
+    begun = f"{MARK.decode()} {number:02d} "
+    texts = [begun + varied(f"{session} {number} {role}", (room - frame) // 2 - len(begun)) for role in roles]
+    return b"".join(b"," + _said(wire, role, text) for role, text in zip(roles, texts, strict=True))
 
 
 def _conversation(wire: str, kind: Kind, session: str) -> Conversation:
-    """Requests of `kind`: each says something new in its last turn."""
+    """Requests of `kind`: each repeats the one before and adds a turn."""
     fields = [
         f"POST /v1/{PATHS[wire]} HTTP/1.1",
         "host: 127.0.0.1",
@@ -101,18 +101,17 @@ def _conversation(wire: str, kind: Kind, session: str) -> Conversation:
     opening = b'{"model":"bench-wires","%b":[' % ARRAYS[wire].encode()
     end = b'],"temperature":0.2,"stream":%s}' % (b"true" if kind.stream else b"false")
     first = _said(wire, "user", varied(session, FIRST_CHARACTERS))
-    count = kind.messages // 2
-    room = (kind.body_bytes - len(opening) - len(first) - len(end)) // count
-    turns = [_turn(wire, number, room) for number in range(count)]
-    # All but the last turn are there from the start; the last one is another each time.
-    known = b"".join(each.replace(MARK, b"0" * len(MARK)) for each in turns[:-1])
-    return Conversation("\r\n".join(fields).encode(), opening + first + known, (turns[-1],), end)
+    room = (kind.body_bytes - len(opening) - len(first) - len(end)) // kind.turns
+    turns = [_turn(wire, session, number, room) for number in range(kind.turns + kind.grows // 2)]
+    known, grown = turns[: kind.turns - kind.grows // 2], turns[kind.turns - kind.grows // 2 :]
+    start = opening + first + b"".join(known).replace(MARK, b"0" * len(MARK))
+    return Conversation("\r\n".join(fields).encode(), start, tuple(grown), end)
 
 
-def _requests(wire: str, kind: Kind) -> list[Requests]:
-    return [
-        _conversation(wire, kind, f"{wire} {kind.name} {number}").requests() for number in range(CONNECTIONS)
-    ]
+def _requests(name: str, kind: Kind) -> list[Requests]:
+    """What each connection asks on a wire."""
+    sessions = [f"{name} {kind.name} {number}" for number in range(CONNECTIONS)]
+    return [_conversation(_wire(name), kind, each).requests() for each in sessions]
 
 
 @contextlib.contextmanager
@@ -136,7 +135,7 @@ Found = dict[tuple[str, str], list[float]]  # by kind and name of the wire: seco
 
 def _measured(proxy: Program, rounds: int, seconds: float) -> Found:
     names = (*WIRES, AGAIN)
-    asked = {(kind, name): _requests(_wire(name), kind) for kind in KINDS for name in names}
+    asked = {(kind, name): _requests(name, kind) for kind in KINDS for name in names}
     found: Found = {(kind.name, name): [] for kind in KINDS for name in names}
     for number, kind in itertools.product(range(rounds + 1), KINDS):
         first = number % len(names)
