@@ -1,5 +1,6 @@
 """Runs a client's driver, and keeps what it printed beside what the servers got meanwhile."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -80,14 +81,25 @@ def _lines(command: list[str], environ: dict[str, str], folder: str) -> Iterator
     with (
         errors.open("w") as output,
         subprocess.Popen(
-            command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=output, text=True
+            command,
+            cwd=folder,
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            text=True,
         ) as process,
     ):
         limit = threading.Timer(RUN_LIMIT_S, process.kill)
         limit.start()
         try:
+            assert process.stdin is not None
             assert process.stdout is not None
-            yield from process.stdout
+            for line in process.stdout:
+                yield line
+                with contextlib.suppress(BrokenPipeError):  # the driver does not listen, or has ended
+                    process.stdin.write("\n")
+                    process.stdin.flush()
             assert process.wait() == 0, errors.read_text()
         finally:
             limit.cancel()

@@ -1,4 +1,5 @@
 // What the drivers share: what is asked, the conversation that grows, and how they tell what came of a case.
+import { readSync } from "node:fs";
 import { readFile } from "node:fs/promises";
 
 export const { BASE_URL: ROOT_URL, KEY, MODEL } = process.env;
@@ -54,5 +55,6 @@ export const play = async (cases) => {
   for (const [name, ask] of Object.entries(cases)) {
     const told = { case: name, outcome: await ask() };
     await new Promise((written) => process.stdout.write(`${JSON.stringify(told)}\n`, written));
+    readSync(0, Buffer.alloc(1)); // until the frame has noted which requests came so far
   }
 };
