@@ -96,3 +96,23 @@ async def test_an_input_that_is_one_text_comes_back_as_its_message(wire: Any) ->
     assert json.loads(reply.body)["output"] == [
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]}
     ]
+
+
+async def test_its_summary_is_asked_for_on_the_same_wire_and_with_the_clients_key(wire: Any) -> None:
+    said = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "### A. Goal"}],
+    }
+    answer = json.dumps({"object": "response", "status": "completed", "output": [said]}).encode()
+    body = json.dumps({"model": "m", "input": ITEMS}).encode()
+    sections = {"upstream": {"responses_compact": "answer"}, "summary": {"model": "cheap"}}
+    async with (
+        wire.running_upstream(answering(200, answer)) as upstream,
+        wire.running_proxy(upstream.port, **sections) as port,
+    ):
+        reply = await wire.ask(port, wire.post(f"{PATH}?api-version=1", body, "authorization: Bearer k"))
+    assert reply.status == 200
+    first = upstream.seen[0]
+    assert (first.target, json.loads(first.body)["model"]) == (b"/v1/responses?api-version=1", "cheap")
+    assert dict(first.fields)[b"authorization"] == b"Bearer k"
