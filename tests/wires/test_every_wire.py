@@ -280,6 +280,8 @@ def _plain(talk: Talk) -> Talk:
                 replace(
                     step,
                     searched=False,
+                    # behind the last results of a turn it would be one message with the next question
+                    reminded=step.reminded and step is not turn.steps[-1],
                     uses=tuple(replace(use, custom=False, pictured=False) for use in step.uses),
                 )
                 for step in turn.steps
