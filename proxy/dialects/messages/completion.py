@@ -28,6 +28,8 @@ _OF_THE_ANSWER: Final = frozenset(
     | {"output_config", "output_format", "diagnostics", "messages"}
 )
 _NO_TOOLS: Final = frozenset({b"[]", b"null", b""})
+# What a request says of thinking that has none; `None` where it says nothing.
+_UNTHINKING: Final = frozenset({"None", "disabled"})
 # What says on this wire alone that an answer is unfinished, in the words of another.
 _REASONS: Final = {"model_context_window_exceeded": "length"}
 
@@ -58,7 +60,7 @@ def own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) -> dic
         refused: Names of such members.
     """
     fields: dict[str, Any] = {}
-    if call.temperature is not None and _thinking(call.conversation).get("type") in {None, "disabled"}:
+    if call.temperature is not None and str(_thinking(call.conversation).get("type")) in _UNTHINKING:
         fields["temperature"] = call.temperature
     if call.conversation and _client_members(call.conversation).get("tools", b"").strip() not in _NO_TOOLS:
         fields["tool_choice"] = {"type": "none"}

@@ -81,10 +81,10 @@ def _record(raw: bytes, fields: Mapping[str, Any]) -> Message:
     if role != "assistant" or not isinstance(content, list):
         text, parts = _content(content)
         return Message(role, text, parts, raw=raw)
-    plain = [each for each in content if _kind(each) not in _UNSAID]
+    plain = [each for each in content if kind_told(each) not in _UNSAID]
     text, parts = _content(plain)
-    calls = tuple(_call(each) for each in content if _kind(each) == CALL)
-    signed = any(_kind(each) in THINKING for each in content)
+    calls = tuple(_call(each) for each in content if kind_told(each) == CALL)
+    signed = any(kind_told(each) in THINKING for each in content)
     return Message(role, text, parts, calls=calls, raw=raw, signed=signed)
 
 
@@ -92,7 +92,8 @@ def _string(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _kind(block: object) -> str:
+def kind_told(block: object) -> str:
+    """The kind of a decoded block; empty where it has none."""
     return _string(block.get("type")) if isinstance(block, Mapping) else ""
 
 
@@ -119,7 +120,7 @@ def _content(content: object) -> tuple[str, tuple[Part, ...]]:
         if is_text(each):
             text += each if isinstance(each, str) else each["text"]
         else:
-            kind = _kind(each)
+            kind = kind_told(each)
             parts.append(Part(_KINDS.get(kind, kind) or "unknown", _payload(kind, each), len(text)))
     return text, tuple(parts)
 
@@ -164,7 +165,7 @@ def with_parts(record: Message, source: Message) -> Message:
     parts = [
         without_mark(each)
         for each in (content if isinstance(content, list) else ())
-        if not is_text(each) and _kind(each) not in {*_UNSAID, RESULT}
+        if not is_text(each) and kind_told(each) not in {*_UNSAID, RESULT}
     ]
     text = [{"type": TEXT, "text": record.text}] if record.text.strip() or not parts else []
     role = _written_role(source if parts else record)

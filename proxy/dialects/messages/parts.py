@@ -9,7 +9,7 @@ from proxy.core.media import file_tokens, image_url_tokens
 from proxy.core.message import Message
 from proxy.dialects.dialect import Weighed
 from proxy.dialects.messages.blocks import CALL, RESULT, THINKING
-from proxy.dialects.messages.message import decoded, is_text, record_of
+from proxy.dialects.messages.message import decoded, is_text, kind_told, record_of
 from proxy.errors import Unreadable
 
 # Base64 carries three bytes in four characters.
@@ -51,7 +51,7 @@ def _sum(fields: Mapping[str, Any], model: str) -> int:
 def _tokens(block: Any, model: str) -> int:
     if is_text(block) or not isinstance(block, Mapping):
         return 0
-    kind, source = block.get("type"), block.get("source")
+    kind, source = kind_told(block), block.get("source")
     if kind == RESULT:
         return _sum(block, model)
     if kind in THINKING:

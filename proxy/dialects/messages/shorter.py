@@ -13,7 +13,7 @@ from proxy.core.render import excerpt
 from proxy.dialects import long_json
 from proxy.dialects.messages.blocks import CALL, MARK, RESULT, TEXT, THINKING, places_of
 from proxy.dialects.messages.blocks import blocks_of as elements_of
-from proxy.dialects.messages.message import compose, is_text, message, without_mark
+from proxy.dialects.messages.message import compose, is_text, kind_told, message, without_mark
 from proxy.dialects.shortening import Cut, cut_inside, encoded
 from proxy.errors import Unreadable
 
@@ -55,7 +55,7 @@ def _rebuilt(raw: bytes, change: Change) -> bytes:
 
 
 def _block(raw: bytes, value: Any, change: Change, kept: frozenset[str]) -> bytes:
-    if isinstance(value, Mapping) and value.get("type") in THINKING:
+    if kind_told(value) in THINKING:
         return raw
     stays = isinstance(value, Mapping) and _pair(value) in kept
     changed = without_mark(value) if stays else change(value)
@@ -64,7 +64,7 @@ def _block(raw: bytes, value: Any, change: Change, kept: frozenset[str]) -> byte
 
 def _pair(block: Mapping[str, Any]) -> str:
     """The id by which a call of a provider's own tool and its result belong together; else empty."""
-    if block.get("type") in {CALL, RESULT}:
+    if kind_told(block) in {CALL, RESULT}:
         return ""
     told = block.get("tool_use_id", block.get("id"))
     return told if isinstance(told, str) else ""

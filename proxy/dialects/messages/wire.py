@@ -47,7 +47,8 @@ def _left(telling: Mapping[str, bytes]) -> str:
         return "stateful"
     managed = told.get("context_management")
     edits = managed.get("edits") if isinstance(managed, dict) else None
-    kinds = [str(each.get("type")) for each in edits or () if isinstance(each, dict)]
+    listed = edits if isinstance(edits, list) else ()
+    kinds = [str(each.get("type")) for each in listed if isinstance(each, dict)]
     compacts = told.get("compaction") or any(kind.startswith("compact") for kind in kinds)
     return PROVIDER_COMPACTS if compacts else ""
 

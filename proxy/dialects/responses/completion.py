@@ -12,7 +12,7 @@ from proxy.core.message import Message
 from proxy.dialects.chat.completion import ACKNOWLEDGEMENT, allowance_tokens
 from proxy.dialects.json_slices import members
 from proxy.dialects.responses.items import ANSWER_OF
-from proxy.dialects.responses.message import joined
+from proxy.dialects.responses.message import joined, kind_of
 from proxy.dialects.usage import believed, mapping, parsed
 from proxy.errors import SummaryFailed
 from proxy.ports import Conversation, SummaryAnswer, SummaryCall
@@ -102,7 +102,7 @@ def answer(body: bytes) -> SummaryAnswer:
     return SummaryAnswer(
         text="".join(_texts(parts)),
         finish_reason=_finish_reason(told),
-        called_tools=any(item.get("type") in ANSWER_OF for item in items),
+        called_tools=any(kind_of(item) in ANSWER_OF for item in items),
         refused=any(part.get("type") == "refusal" for part in parts),
         prompt_tokens=counts.prompt_tokens if counts else 0,
         completion_tokens=counts.completion_tokens if counts else 0,

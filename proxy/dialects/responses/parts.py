@@ -42,7 +42,7 @@ def part_tokens(raw: bytes, model: str) -> int:
 
 
 def _sum(items: Sequence[Item], model: str) -> int:
-    if not any(each.get("type") in COMPACTED for each in items):
+    if not any(kind_of(each) in COMPACTED for each in items):
         return sum([_item(each, model) for each in items])
     return sum([_item(each, model) + _text(each) for each in _carried(items)])
 
@@ -53,8 +53,8 @@ def _carried(items: Sequence[Item]) -> Iterable[Item]:
     Providers give back messages with what they have compacted. A client that has left calls and answers in
     front of it has cleared nothing away, and its provider passes over them.
     """
-    whole = any(each.get("type") in {*ANSWER_OF, *ANSWERED} for each in items)
-    return [each for each in items if not whole or each.get("type") in COMPACTED]
+    whole = any(kind_of(each) in {*ANSWER_OF, *ANSWERED} for each in items)
+    return [each for each in items if not whole or kind_of(each) in COMPACTED]
 
 
 def _text(item: Item) -> int:
@@ -107,7 +107,7 @@ def _content(content: object, model: str) -> int:
 def _tokens(part: Any, model: str) -> int:
     if not isinstance(part, Mapping) or is_text(part) or part.get("type") == "refusal":
         return 0
-    if part.get("type") in {"input_image", "computer_screenshot"}:
+    if kind_of(part) in {"input_image", "computer_screenshot"}:
         url, detail = part.get("image_url"), string(part.get("detail")) or "auto"
         return (
             image_url_tokens(model, url, detail)
