@@ -191,7 +191,7 @@ class Reading:
         return await self._sized(weighed, gauge)
 
     async def _parts(self, record: Message, gauge: Gauge) -> int:
-        if not record.parts:
+        if not (record.parts or record.signed):
             return 0
         part_tokens = gauge.dialect.part_tokens
         if _large(record.raw):

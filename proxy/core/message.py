@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+# So many exchanges may have come of one answer: some clients write each parallel call with its result.
+MAX_OF_ONE_ANSWER = 16
 PRIVILEGED_ROLES = frozenset({"system", "developer"})
 
 
@@ -121,8 +123,8 @@ def exchanges(messages: Sequence[Message]) -> Iterator[Span]:
 def units(messages: Sequence[Message]) -> Iterator[Span]:
     """Cut a list into its units: the smallest runs that may be removed without making the rest invalid.
 
-    A unit is one exchange; and where its calls are signed, the exchanges behind it whose calls are not, as
-    they may have come of the same reasoning. The units cover the list in order.
+    A unit is one exchange; and where its calls are signed, the next exchanges whose calls are not, as they
+    may have come of the same answer (`MAX_OF_ONE_ANSWER`). The units cover the list in order.
     """
     start = 0
     while start < len(messages):
@@ -135,7 +137,9 @@ def unit_stop(messages: Sequence[Message], start: int) -> int:
     """Where the unit ends that starts there."""
     stop = _answered_to(messages, start)
     if messages[start].calls and messages[start].signed:
-        while stop < len(messages) and messages[stop].calls and not messages[stop].signed:
+        for _ in range(MAX_OF_ONE_ANSWER - 1):
+            if stop == len(messages) or not messages[stop].calls or messages[stop].signed:
+                break
             stop = _answered_to(messages, stop)
     return stop
 
@@ -143,7 +147,9 @@ def unit_stop(messages: Sequence[Message], start: int) -> int:
 def unit_start(messages: Sequence[Message], at: int) -> int:
     """The start of the unit that the message at `at` belongs to, found without a look at all before it."""
     own = start = _exchange_start(messages, at)
-    while start and messages[start].calls and not messages[start].signed:
+    for _ in range(MAX_OF_ONE_ANSWER - 1):
+        if not start or not messages[start].calls or messages[start].signed:
+            break
         start = _exchange_start(messages, start - 1)
     return start if messages[start].calls and messages[start].signed else own
 

@@ -196,6 +196,15 @@ def small(raw: bytes | None) -> Any:
 
 
 def write(body: Body, messages: Sequence[Message]) -> bytes:
-    """The client's body with other messages; every other byte is its own."""
-    joined = body.dialect.joined(messages)
-    return b"".join((body.raw[: body.place.start], b"[", joined, b"]", body.raw[body.place.stop :]))
+    """The client's body with other messages; every other byte is its own, but as `Dialect.suited` says."""
+    dialect, raw = body.dialect, body.raw
+    suited = dialect.suited(raw, messages)
+    put = {body.place: b"[" + dialect.joined(suited.messages) + b"]"}
+    if suited.members:
+        found = members(raw)
+        put |= {found[name]: value for name, value in suited.members.items()}
+    parts, done = list[bytes](), 0
+    for place in sorted(put):
+        parts += raw[done : place.start], put[place]
+        done = place.stop
+    return b"".join((*parts, raw[done:]))

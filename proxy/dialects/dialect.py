@@ -6,6 +6,7 @@ or to write asks that.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from proxy.core.message import Message
@@ -57,6 +58,22 @@ class Usage(NamedTuple):
     completion_tokens: int = 0
     cached_tokens: int = 0
     finish_reason: str = ""
+
+
+class Suited(NamedTuple):
+    """What goes on in place of a client's list, as its provider takes it.
+
+    Attributes:
+        messages: The list.
+        members: Members of the body that must change with it, as JSON by name.
+    """
+
+    messages: Sequence[Message]
+    members: Mapping[str, bytes] = MappingProxyType({})
+
+
+def _as_it_is(_: bytes, messages: Sequence[Message]) -> Suited:
+    return Suited(messages)
 
 
 class Tap(Protocol):
@@ -125,6 +142,7 @@ class Dialect:
             and an error may follow; asked as long as it says so.
         error: An error of ours as a body in this wire's shape.
         unsettles: Whether elements change what pieces the ones before them are.
+        suited: What goes on in place of the list in a client's body, as its provider takes it.
     """
 
     name: str
@@ -148,3 +166,4 @@ class Dialect:
     opening: Callable[[bytes], bool]
     error: Callable[[Shown], bytes]
     unsettles: Callable[[tuple[bytes, ...]], bool] = _never
+    suited: Callable[[bytes, Sequence[Message]], Suited] = _as_it_is

@@ -78,7 +78,6 @@ SHAPES: list[tuple[str, Any, Message]] = [
             "assistant",
             "So",
             calls=(Call("c1", "read", '{"b":1,"a":"é"}'), Call("c2", "read", "{}")),
-            signed=True,
         ),
     ),
     (

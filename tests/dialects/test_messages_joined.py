@@ -13,6 +13,7 @@ from proxy.core.message import Message, units
 from proxy.core.repair import GO_ON, repair
 from proxy.dialects.body import read
 from proxy.dialects.messages.message import message
+from proxy.dialects.messages.thoughts import has_thoughts
 from proxy.dialects.messages.wire import MESSAGES
 from proxy.dialects.reader import KEY_BYTES, Reader
 from proxy.errors import Unreadable
@@ -237,7 +238,7 @@ def test_whatever_is_left_is_a_list_that_the_provider_takes(
         called = [block["id"] for block in _blocks(each) if block["type"] == "tool_use"]
         assert "thinking" not in kinds or kinds[0] == "thinking"
         assert all(block["text"].strip() for block in _blocks(each) if block["type"] == "text")
-    assert json.dumps(sent).count(json.dumps(THOUGHT)) == sum(each.signed for each in kept)
+    assert json.dumps(sent).count(json.dumps(THOUGHT)) == sum(map(has_thoughts, kept))
 
 
 @UNHURRIED

@@ -129,6 +129,6 @@ MESSAGES = Wire(
     wrongs=_wrongs,
     user_texts=_user_texts,
     privileged=_privileged,
-    signs=True,
+    signs=False,
     marked=True,
 )

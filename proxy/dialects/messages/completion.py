@@ -5,13 +5,15 @@ provider reads before the messages stays as it is, byte for byte.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from proxy.core.message import Message
 from proxy.core.model_names import bare_name, is_new_claude
-from proxy.dialects.json_slices import members
+from proxy.dialects.json_slices import elements, members
 from proxy.dialects.messages.joining import joined
+from proxy.dialects.messages.pieces import pieces
+from proxy.dialects.messages.thoughts import suited
 from proxy.dialects.messages.usage import usage_tap
 from proxy.dialects.usage import mapping, parsed
 from proxy.errors import SummaryFailed
@@ -84,7 +86,15 @@ def request_body(call: SummaryCall, own: Mapping[str, Any]) -> bytes:
 
 def _continued(conversation: Conversation, prompt: str, own: Mapping[str, Any]) -> bytes:
     """The client's body with other messages; what is about its answer is ours."""
-    asked = (*conversation.messages, Message(role="user", text=prompt))
+    own_list = pieces(elements(memoryview(_client_members(conversation)["messages"])))
+    listed: Sequence[Message] = conversation.messages
+    if [each.raw for each in listed] != list(own_list):
+        suits = suited(conversation.raw, listed)
+        listed, own = (
+            suits.messages,
+            {**own, **{name: json.loads(raw) for name, raw in suits.members.items()}},
+        )
+    asked = (*listed, Message(role="user", text=prompt))
     held = _client_members(conversation)
     fields = {name: value for name, value in held.items() if name not in _OF_THE_ANSWER and name not in own}
     effort = mapping(parsed(held.get("output_config", b"{}"))).get("effort")

@@ -11,6 +11,7 @@ from proxy.core.message import Message
 from proxy.core.repair import GO_ON
 from proxy.dialects.messages.blocks import THINKING, blocks_of, is_blank, kind_of, places_of
 from proxy.dialects.messages.message import compose
+from proxy.dialects.messages.thoughts import has_thoughts
 
 _ASSISTANT: Final = "assistant"
 _USER: Final = "user"
@@ -83,8 +84,8 @@ def _blocks(record: Message) -> tuple[bytes, ...]:
 
 
 def _thoughts_first(run: Sequence[Message], parts: Sequence[tuple[bytes, ...]]) -> list[tuple[bytes, ...]]:
-    """The blocks of one answer, those in front with which its first signed message begins."""
-    first = next((k for k, each in enumerate(run) if each.signed), 0)
+    """The blocks of one answer, those in front with which its first thoughtful message begins."""
+    first = next((k for k, each in enumerate(run) if has_thoughts(each)), 0)
     if not first:
         return list(parts)
     signed = parts[first]

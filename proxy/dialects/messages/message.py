@@ -84,8 +84,7 @@ def _record(raw: bytes, fields: Mapping[str, Any]) -> Message:
     plain = [each for each in content if kind_told(each) not in _UNSAID]
     text, parts = _content(plain)
     calls = tuple(_call(each) for each in content if kind_told(each) == CALL)
-    signed = any(kind_told(each) in THINKING for each in content)
-    return Message(role, text, parts, calls=calls, raw=raw, signed=signed)
+    return Message(role, text, parts, calls=calls, raw=raw)
 
 
 def _string(value: object) -> str:

@@ -10,6 +10,7 @@ from proxy.core.message import Message
 from proxy.dialects.dialect import Weighed
 from proxy.dialects.messages.blocks import CALL, RESULT, THINKING
 from proxy.dialects.messages.message import decoded, is_text, kind_told, record_of
+from proxy.dialects.messages.thoughts import has_thoughts
 from proxy.errors import Unreadable
 
 # Base64 carries three bytes in four characters.
@@ -40,7 +41,7 @@ def part_tokens(raw: bytes, model: str) -> int:
 
 
 def _heavy(record: Message) -> bool:
-    return bool(record.parts) or record.signed
+    return bool(record.parts) or has_thoughts(record)
 
 
 def _sum(fields: Mapping[str, Any], model: str) -> int:

@@ -25,7 +25,7 @@ from proxy.dialects.usage import (
 )
 
 # Of a stream's beginning, in bytes; its first event holds no content.
-_HEAD_BYTES: Final = 8_192
+_HEAD_BYTES: Final = 2_048
 _TELLING: Final = re.compile(rb'"usage"\s*:\s*\{')
 
 

@@ -16,6 +16,7 @@ from proxy.dialects.messages.message import compose, message, with_parts
 from proxy.dialects.messages.parts import part_tokens, weighed
 from proxy.dialects.messages.pieces import PROVIDER_COMPACTS, pieces
 from proxy.dialects.messages.shorter import shortened
+from proxy.dialects.messages.thoughts import suited
 from proxy.dialects.messages.usage import usage_tap
 from proxy.errors import Shown, Unreadable
 
@@ -105,4 +106,5 @@ MESSAGES = Dialect(
     tap=usage_tap,
     opening=_opening,
     error=_error,
+    suited=suited,
 )
