@@ -12,7 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+import msgspec
+
 from proxy.dialects import wordings
+from proxy.dialects.event_stream import Events, data_of
 from proxy.dialects.inflate import IDENTITY, Inflater
 
 Kind = Literal["context", "context_output", "tpm", "bytes"]
@@ -204,6 +207,33 @@ def _event_payload(text: str) -> object:
             break
     said = "\n".join(data)
     return {"error": _parsed(said) or said} if failed else _parsed(said)
+
+
+_NULL: Final = msgspec.Raw(b"null")
+
+
+class _Failed(msgspec.Struct, gc=False):
+    error: msgspec.Raw = _NULL
+
+
+class _Told(msgspec.Struct, gc=False):
+    """Any event; only its errors are looked at."""
+
+    type: str = ""
+    error: msgspec.Raw = _NULL
+    response: _Failed | None = None
+
+
+_TOLD: Final = msgspec.json.Decoder(_Told)
+
+
+def brief(stream: bytes) -> bytes:
+    """The errors of a stream's first event, as one: some repeat the whole request beside them."""
+    event = next(iter(Events().feed(stream)), b"")
+    try:
+        return b"data: %b\n\n" % msgspec.json.encode(_TOLD.decode(data_of(event)))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return b""
 
 
 def detect(status: int, body: bytes, content_encoding: str = "") -> Overflow | None:

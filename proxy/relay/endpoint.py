@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from contextlib import aclosing
 from functools import partial
 from secrets import token_bytes
 
@@ -14,7 +13,7 @@ from proxy.compaction.fitting import Ask, Fit, Mode, Report, Status
 from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, ModelSettings, for_model
 from proxy.dialects.dialect import Dialect, Tap
-from proxy.dialects.overflow import detect
+from proxy.dialects.overflow import Overflow
 from proxy.dialects.reader import KEY_BYTES, Reader
 from proxy.errors import Overloaded, Unreadable, UpstreamError
 from proxy.logs import REQUEST
@@ -23,7 +22,6 @@ from proxy.relay.admission import Admission
 from proxy.relay.aftermath import Aftermath, Answered
 from proxy.relay.control import ASKING, Control, control
 from proxy.relay.exchange import (
-    PEEK_BYTES,
     Answer,
     Upstream,
     build_request,
@@ -39,7 +37,7 @@ from proxy.relay.one_answer import relay_one
 from proxy.relay.passage import Passage, request_id
 from proxy.relay.paths import deployment
 from proxy.relay.recalling import Course, Offer, asked_with, minds, offer
-from proxy.relay.refusal import may_be_refusal
+from proxy.relay.refusal import too_long
 from proxy.relay.summary_routes import summary_routes
 from proxy.relay.whose import Whose
 from proxy.tracing import Tracer
@@ -239,9 +237,10 @@ class Endpoint:
             return answer  # of what was not read nothing is too long
         shorter, given = None, False
         try:
-            if await may_be_refusal(answer, self._dialect):
-                shorter = await self._recovered(passage, answer, passage.whole())
-                shorter = shorter or await self._bare(passage, answer)
+            overflow = await too_long(answer, self._dialect)
+            if overflow is not None:
+                shorter = await self._recovered(passage, overflow, passage.whole())
+            shorter = shorter or await self._bare(passage, answer)
             given = shorter is None  # a refusal, too, is what the client gets then
         finally:
             if not given:
@@ -271,14 +270,9 @@ class Endpoint:
             return None
 
     async def _recovered(
-        self, passage: Passage, refused: Answer, fit: Fit, refusals: int = 1
+        self, passage: Passage, overflow: Overflow, fit: Fit, refusals: int = 1
     ) -> Answer | None:
         """The answer to a shorter request, if `fit` was refused for its length and a shorter one is taken."""
-        status = refused.response.status
-        seen = await refused.peek(1 if status == httpx.codes.OK else PEEK_BYTES)
-        overflow = detect(status, seen, refused.field(b"content-encoding"))
-        if overflow is None:
-            return None
         try:
             ask = passage.ask or await self._ask(passage)
             shorter = await self._compactor.refit(ask, fit, overflow, refusals)
@@ -290,9 +284,16 @@ class Endpoint:
             answer = await self._open(passage, shorter.raw)
         except (Overloaded, Unreadable, UpstreamError):
             return None
-        if answer.response.status < httpx.codes.BAD_REQUEST:
+        again, kept = None, False
+        try:
+            again = await too_long(answer, self._dialect)
+            kept = again is None and answer.response.status < httpx.codes.BAD_REQUEST
+        finally:
+            if not kept:
+                await answer.aclose()
+        if kept:
             passage.ask, passage.fit, passage.recovered = ask, shorter, True
             return answer
-        async with aclosing(answer):
-            again = refusals < REPLAYS
-            return await self._recovered(passage, answer, shorter, refusals + 1) if again else None
+        if again is None or refusals >= REPLAYS:
+            return None
+        return await self._recovered(passage, again, shorter, refusals + 1)

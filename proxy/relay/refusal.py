@@ -1,30 +1,58 @@
-"""Whether an answer may be a refusal of the request for its length: asked before a byte of it is relayed."""
+"""Whether an answer is a refusal of the request for its length: looked at before a byte of it is relayed."""
 
 import time
+from itertools import dropwhile
+from typing import Final
 
 import httpx
 
 from proxy.dialects.dialect import Dialect
+from proxy.dialects.event_stream import Events
+from proxy.dialects.inflate import IDENTITY
+from proxy.dialects.overflow import Overflow, brief, detect
 from proxy.relay.exchange import PEEK_BYTES, Answer
 
-# Longest time, in seconds, that the beginning of a stream is held.
-HOLD_S = 3.0
+# Longest time, in seconds, that the beginning of a stream is held, and how much of it: some repeat the
+# request's instructions and tools, twice.
+HOLD_S: Final = 3.0
+HOLD_BYTES: Final = 512 * 1024
+_STREAM: Final = "text/event-stream"
 
 
-async def may_be_refusal(answer: Answer, dialect: Dialect) -> bool:
-    """Whether an answer may say that the request is too long: an error, or a 200 that begins with one.
+async def too_long(answer: Answer, dialect: Dialect) -> Overflow | None:
+    """What an answer says about a request that is too long; None if it is about anything else.
 
     Some servers refuse inside a stream that has already begun. For a request large enough to have been read
     the beginning is awaited before the status is relayed; it is relayed with it. Where that says nothing of
     the answer yet (`Dialect.opening`), it is held for a few seconds at most.
     """
-    if answer.response.status != httpx.codes.OK:
-        return answer.response.status >= httpx.codes.BAD_REQUEST
+    status = answer.response.status
+    if status == httpx.codes.OK:
+        seen = await _beginning(answer, dialect)
+        seen = brief(seen) if len(seen) > PEEK_BYTES else seen
+        seen = seen if b"error" in seen else b""
+    else:
+        seen = await answer.peek(PEEK_BYTES) if status >= httpx.codes.BAD_REQUEST else b""
+    return detect(status, seen, answer.field(b"content-encoding")) if seen else None
+
+
+async def _beginning(answer: Answer, dialect: Dialect) -> bytes:
+    """The first bytes that come, without the events of a stream that say nothing of its answer yet."""
     seen = await answer.peek(1)
+    if not answer.field(b"content-type").startswith(_STREAM) or not _plain(answer):
+        return seen
     until = time.monotonic() + HOLD_S
-    while 0 < len(seen) < PEEK_BYTES and not answer.cut and dialect.opening(seen):
+    events = Events()
+    whole = events.feed(seen)
+    holding = bool(seen) and dialect.opening(seen)
+    while holding and len(seen) < HOLD_BYTES and not answer.cut:
         more = await answer.peek_within(len(seen) + 1, until - time.monotonic())
-        if len(more) == len(seen):
-            break
+        late = events.feed(more[len(seen) :])
+        holding = len(more) > len(seen) and all(map(dialect.opening, late))
+        whole += late
         seen = more
-    return b"error" in seen[:PEEK_BYTES]
+    return b"".join([*dropwhile(dialect.opening, whole), events.rest()])
+
+
+def _plain(answer: Answer) -> bool:
+    return answer.field(b"content-encoding").strip().lower() in IDENTITY
