@@ -7,10 +7,14 @@ from pydantic import BaseModel, SecretStr
 from proxy.config.values import STRICT, HttpUrl, Key, Only, Seconds, origin
 
 # The wires by name; the first is the one that `upstream` itself is about.
-MESSAGES = "messages"
-WIRES = ("chat", "responses", MESSAGES)
-OPENAI = "https://api.openai.com/"
+RESPONSES, MESSAGES = "responses", "messages"
+WIRES = ("chat", RESPONSES, MESSAGES)
+OPENAI = "https://api.openai.com"
 ANTHROPIC = "https://api.anthropic.com"
+
+
+def _is_openai(url: str) -> bool:
+    return origin(url) == origin(OPENAI)
 
 
 class WireSection(BaseModel):
@@ -59,7 +63,8 @@ class UpstreamSection(BaseModel):
         own = getattr(self.wires, wire, None) or WireSection()
         key = self.api_key.get_secret_value()
         base_url = own.base_url or self.base_url
-        if own.base_url is None and wire == MESSAGES and base_url.startswith(OPENAI) and not key:
-            base_url = ANTHROPIC  # its clients show their own keys, and OpenAI does not speak their wire
+        named = own.api_key.get_secret_value()
+        if own.base_url is None and wire == MESSAGES and (named or not key) and _is_openai(base_url):
+            base_url = ANTHROPIC  # OpenAI does not speak this wire: what key is shown is not for OpenAI
         shared = origin(base_url) == origin(self.base_url)
-        return base_url, own.api_key.get_secret_value() or (key if shared else "")
+        return base_url, named or (key if shared else "")

@@ -9,6 +9,7 @@ from starlette.types import Scope
 from proxy.compaction.brief import SummaryRoute
 from proxy.config.model import Config, ModelSettings, for_model
 from proxy.config.sections import SummarySection
+from proxy.config.values import origin
 from proxy.core.policy import Policy
 from proxy.core.windows import known_window
 from proxy.dialects.chat.wire import CHAT
@@ -40,14 +41,20 @@ _VERSION = {"anthropic-version": "2023-06-01"}
 
 
 def _credentials(
-    summary: SummarySection, upstream: Upstream, headers: Sequence[tuple[bytes, bytes]], wire: Dialect
+    config: Config,
+    summary: SummarySection,
+    upstream: Upstream,
+    headers: Sequence[tuple[bytes, bytes]],
+    wire: Dialect,
 ) -> dict[str, str]:
     """The summary model's own key, else ours for the upstream, else the client's.
 
-    The last two never leave for another origin than the upstream's: the configuration sees to it.
+    The last two never leave for another origin than the upstream's: the configuration sees to it. Nor does
+    the first: named without a URL of its own, it is for `upstream.base_url`, and no wire's other provider.
     """
     own = summary.api_key.get_secret_value()
-    if not own:
+    elsewhere = not summary.base_url and origin(upstream.base_url) != origin(config.upstream.base_url)
+    if not own or elsewhere:
         return credentials(upstream, headers)
     return {"x-api-key": own} if wire.name == "messages" else {"authorization": f"Bearer {own}"}
 
@@ -80,8 +87,8 @@ def _url(base_url: str | None, upstream: Upstream, scope: Scope, model: str, wir
     if base_url:
         return base_url.rstrip("/") + wire.asking.path
     path = with_deployment(scope["raw_path"], model)
-    origin, target = join(upstream.base_url, path, scope["query_string"])
-    return origin + target.decode("latin-1")
+    place, target = join(upstream.base_url, path, scope["query_string"])
+    return place + target.decode("latin-1")
 
 
 def summary_routes(
@@ -96,7 +103,7 @@ def summary_routes(
     """Whom to ask for a summary of this request, in order; empty: nobody."""
     summary = settings.summary
     wire = WIRES[summary.wire] if summary.base_url else dialect
-    shown = _credentials(summary, upstream, scope["headers"], wire)
+    shown = _credentials(config, summary, upstream, scope["headers"], wire)
     version = _VERSION if wire.name == "messages" else {}
     headers = {**version, **shown, HOP_HEADER.decode(): upstream.hop}
     return tuple(

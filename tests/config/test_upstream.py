@@ -26,6 +26,18 @@ OPENAI, ANTHROPIC, LOCAL = (
             (OPENAI, "o"),
             (ANTHROPIC, "a"),
         ),
+        ({"api_key": "o", "wires": {"messages": {"api_key": "a"}}}, (OPENAI, "o"), (ANTHROPIC, "a")),
+        ({"base_url": "https://api.openai.com"}, ("https://api.openai.com", ""), (ANTHROPIC, "")),
+        (
+            {"base_url": "https://API.OpenAI.com:443/v1/"},
+            ("https://API.OpenAI.com:443/v1", ""),
+            (ANTHROPIC, ""),
+        ),
+        (
+            {"base_url": "https://api.openai.com.evil/v1"},
+            ("https://api.openai.com.evil/v1", ""),
+            ("https://api.openai.com.evil/v1", ""),
+        ),
         ({"base_url": LOCAL, "wires": {"responses": {"api_key": "r"}}}, (LOCAL, "r"), (LOCAL, "")),
     ],
 )
@@ -33,5 +45,5 @@ def test_a_key_goes_to_the_origin_that_it_is_named_for(
     given: dict[str, Any], responses: tuple[str, str], messages: tuple[str, str]
 ) -> None:
     section = UpstreamSection.model_validate(given)
-    assert section.provider("chat") == (given.get("base_url", OPENAI), given.get("api_key", ""))
+    assert section.provider("chat") == (given.get("base_url", OPENAI).rstrip("/"), given.get("api_key", ""))
     assert (section.provider("responses"), section.provider("messages")) == (responses, messages)

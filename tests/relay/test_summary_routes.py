@@ -71,3 +71,26 @@ def test_another_provider_has_its_own_path() -> None:
     assert urls(AZURE.format("chat"), summary, b"api-version=1") == [
         "https://cheap.example/v1/chat/completions"
     ]
+
+
+@pytest.mark.parametrize(
+    ("upstream_url", "shown"),
+    [
+        ("https://up.example/v1", {"authorization": "Bearer own"}),
+        ("https://other.example", {"x-api-key": "c"}),
+    ],
+)
+def test_a_key_for_summaries_is_not_shown_to_the_provider_of_another_wire(
+    upstream_url: str, shown: dict[str, str]
+) -> None:
+    summary = SummarySection(model="small", api_key=SecretStr("own"))
+    config = Config(upstream=UpstreamSection(base_url="https://up.example"), summary=summary)
+    upstream = Upstream(upstream_url, "", "0123456789abcdef", AiohttpEngine(), 1, 1)
+    scope = {
+        "raw_path": b"/v1/chat/completions",
+        "query_string": b"",
+        "headers": [(b"x-api-key", b"c"), (b"cookie", b"c")],
+    }
+    settings = for_model(config, "chat")
+    (route,) = summary_routes(config, settings, STRATEGIES["anchored"], upstream, scope, "chat")
+    assert route.headers == {**shown, "x-compaction-hop": "0123456789abcdef"}
