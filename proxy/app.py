@@ -6,7 +6,6 @@ from secrets import token_hex
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from proxy.adapters.discovery import HttpDiscovery
 from proxy.admin.access import Access
 from proxy.admin.api import Api, Settings
 from proxy.admin.app import create_admin
@@ -17,9 +16,8 @@ from proxy.config.checks import is_loopback
 from proxy.config.model import Config
 from proxy.config.sources import Loaded
 from proxy.detail import Details
-from proxy.dialects.chat.wire import CHAT
-from proxy.dialects.dialect import Dialect
 from proxy.dialects.wires import WIRES
+from proxy.endpoints import beginning, endpoints
 from proxy.mcp.tools import Tools
 from proxy.own_conversations import OwnConversations
 from proxy.parts import Parts
@@ -27,34 +25,15 @@ from proxy.ports import Store
 from proxy.rehearsal.rebuilding import stored
 from proxy.rehearsal.rehearsing import Rehearsing
 from proxy.relay.admission import Admission
-from proxy.relay.aftermath import Aftermath
 from proxy.relay.asgi import Dispatcher
-from proxy.relay.blind import Blind
-from proxy.relay.compact import Compact
-from proxy.relay.endpoint import Endpoint
-from proxy.relay.exchange import Upstream
-from proxy.relay.gate import Gate, gates
+from proxy.relay.gate import gates
 from proxy.relay.identity import origin
 from proxy.relay.known_clients import KnownClients
 from proxy.relay.mcp import Mcp
-from proxy.relay.responses_compact import ResponsesCompact
-from proxy.relay.trouble import Trouble
-from proxy.relay.upstreams import upstreams
 from proxy.steering import Steering
-from proxy.storage.records import Records
 from proxy.watching import Watching
 
 HOP_BYTES = 8
-
-
-def _beginning(app: ASGIApp, records: Records) -> ASGIApp:
-    """The application; a request of it writes nothing of what is forgotten while it is under way."""
-
-    async def begun(scope: Scope, receive: Receive, send: Send) -> None:
-        records.outdated.begin()
-        await app(scope, receive, send)
-
-    return begun
 
 
 class _Life:
@@ -124,13 +103,13 @@ def _admin(config: Config, parts: Parts, loaded: Loaded | None, stopping: Callab
     rehearsing = Rehearsing(config, stored(steering, watching))
     api = Api(steering, watching, access, settings, stopping, (replay_routes(rehearsing),))
     app = create_admin(parts.readiness, config.server.base_path, api, parts.measured)
-    return _beginning(with_pages(app, access, config.server.base_path), parts.records)
+    return beginning(with_pages(app, access, config.server.base_path), parts.records)
 
 
 def _pays(config: Config) -> bool:
     """Whether the proxy has a key of its own for a provider, were it for summaries only."""
-    held = [config.upstream.api_key, *(row.settings.summary.api_key for row in config.by_glob)]
-    return any(key.get_secret_value() for key in held)
+    upstream = any(config.upstream.provider(wire)[1] for wire in WIRES)
+    return upstream or any(row.settings.summary.api_key.get_secret_value() for row in config.by_glob)
 
 
 def _known_clients(config: Config, *, guarded: bool) -> KnownClients:
@@ -142,26 +121,6 @@ def _known_clients(config: Config, *, guarded: bool) -> KnownClients:
         loopback=server.unix_socket is None and is_loopback(server.host),
         telling=config.session.tenant == "credential",
     )
-
-
-def _compact(config: Config, parts: Parts, upstream: Upstream, admission: Admission) -> Compact:
-    """What answers `/v1/compact`."""
-    return Compact(
-        config,
-        upstream,
-        origin(config.upstream.base_url),
-        aside=parts.aside(config),
-        secret=lambda: parts.secret.value,
-        admission=admission,
-    )
-
-
-def _shortening(config: Config, parts: Parts, upstream: Upstream, admission: Admission) -> ASGIApp | None:
-    """What answers `…/responses/compact`; None: the upstream alone."""
-    if config.upstream.responses_compact == "relay":
-        return None
-    aside, secret = parts.aside(config), parts.secret
-    return ResponsesCompact(config, upstream, aside=aside, secret=lambda: secret.value, admission=admission)
 
 
 def _mcp(config: Config, parts: Parts, admission: Admission) -> ASGIApp:
@@ -177,7 +136,7 @@ def _mcp(config: Config, parts: Parts, admission: Admission) -> ASGIApp:
         admission=admission,
         clients=_known_clients(config, guarded=True),
     )
-    return _beginning(endpoint, parts.records)
+    return beginning(endpoint, parts.records)
 
 
 class Proxy:
@@ -230,58 +189,20 @@ class Proxy:
         def ending() -> bool:  # of streams: those who were admitted may not be any more
             return self._life.stopping() or self._admitted != admitted
 
-        targets = upstreams(config, parts.engine, self._hop)
+        answering = endpoints(config, parts, self._hop, self._gates, admission)
         return Dispatcher(
             admin=_admin(config, parts, loaded, ending),
-            wires={
-                name: _beginning(
-                    _endpoint(
-                        config, parts, targets[name], wire, gate=self._gates[name], admission=admission
-                    ),
-                    parts.records,
-                )
-                for name, wire in WIRES.items()
-            },
-            blind=Blind(targets, admission),
+            wires=answering.wires,
+            posts=answering.posts,
+            blind=answering.blind,
             hop=self._hop,
-            compact=_compact(config, parts, targets["chat"], admission),
-            responses_compact=_shortening(config, parts, targets["responses"], admission),
+            compact=answering.compact,
             mcp=_mcp(config, parts, admission),
             clients=_known_clients(config, guarded=_pays(config)),
             base_path=config.server.base_path,
             keep_alive_s=config.server.keep_alive_s,
             lifespan=self._life,
         )
-
-
-def _endpoint(
-    config: Config, parts: Parts, upstream: Upstream, wire: Dialect, *, gate: Gate, admission: Admission
-) -> Endpoint:
-    """What answers the compacted paths of a wire; chat completions alone are offered a search."""
-    searching = wire is CHAT and any(row.settings.recall.tool != "none" for row in config.by_glob)
-    compactor = parts.compactor(config)
-    aftermath = Aftermath(
-        upstream,
-        compactor=compactor,
-        observing=parts.observing(),
-        notes=parts.journal,
-        trouble=Trouble(parts.announcing, parts.history),
-        owners=parts.owners,
-        learning=parts.learning,
-        discovery=HttpDiscovery(parts.transport),
-    )
-    return Endpoint(
-        config,
-        upstream,
-        wire,
-        compactor=compactor,
-        aftermath=aftermath,
-        gate=gate,
-        secret=lambda: parts.secret.value,
-        admission=admission,
-        tracer=parts.tracer,
-        memory=parts.memory if searching else None,
-    )
 
 
 def create_app(config: Config, *, store: Store | None = None, loaded: Loaded | None = None) -> Proxy:

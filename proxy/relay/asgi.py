@@ -14,7 +14,6 @@ from proxy.relay.exchange import send_error
 from proxy.relay.headers import HOP_HEADER, first_values, refuse_loop
 from proxy.relay.known_clients import EVERYBODY, KnownClients
 from proxy.relay.paths import COMPACT_PATH, MCP_PATH, is_own
-from proxy.relay.responses_compact import ENDING
 from proxy.relay.silence import kept_alive
 from proxy.relay.upstreams import error_shape
 
@@ -40,7 +39,7 @@ class Dispatcher:
         blind: Answers everything else.
         hop: The mark of this installation, 16 hex digits.
         compact: Answers `/v1/compact` below `base_path`, to whom requests are relayed; None: `admin` does.
-        responses_compact: Answers posts to `…/responses/compact`; None: `blind` does.
+        posts: Answer other posts that are read, by how their paths end.
         mcp: Answers `/mcp` below `base_path`, for the same clients; None: `admin` does.
         clients: Who may have requests relayed.
         base_path: Where our own paths live instead of the root.
@@ -53,7 +52,7 @@ class Dispatcher:
     blind: ASGIApp
     hop: str
     compact: ASGIApp | None = None
-    responses_compact: ASGIApp | None = None
+    posts: Mapping[bytes, ASGIApp] = field(default_factory=dict)
     mcp: ASGIApp | None = None
     clients: KnownClients = EVERYBODY
     base_path: str = ""
@@ -79,8 +78,10 @@ class Dispatcher:
 
     def _unread(self, scope: Scope) -> ASGIApp:
         """Who answers a request that is no conversation's."""
-        compacts = scope["method"] == "POST" and scope["raw_path"].endswith(ENDING)
-        return self.responses_compact if compacts and self.responses_compact else self.blind
+        if scope["method"] != "POST":
+            return self.blind
+        path = scope["raw_path"]
+        return next((app for ending, app in self.posts.items() if path.endswith(ending)), self.blind)
 
     async def _relay(self, endpoint: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -1,0 +1,148 @@
+"""Who answers relayed requests, built from a configuration and from what lives as long as the process."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from proxy.adapters.discovery import HttpDiscovery
+from proxy.config.model import Config
+from proxy.config.upstream import MESSAGES, RESPONSES
+from proxy.dialects.chat.wire import CHAT
+from proxy.dialects.dialect import Dialect
+from proxy.dialects.wires import WIRES
+from proxy.parts import Parts
+from proxy.relay import count_tokens, responses_compact
+from proxy.relay.admission import Admission
+from proxy.relay.aftermath import Aftermath
+from proxy.relay.blind import Blind
+from proxy.relay.compact import Compact
+from proxy.relay.count_tokens import CountTokens
+from proxy.relay.endpoint import Endpoint
+from proxy.relay.exchange import Upstream
+from proxy.relay.gate import Gate
+from proxy.relay.identity import origin
+from proxy.relay.responses_compact import ResponsesCompact
+from proxy.relay.trouble import Trouble
+from proxy.relay.upstreams import upstreams
+from proxy.storage.records import Records
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Who answers what.
+
+    Attributes:
+        wires: Requests that carry a conversation, by the dialect's name.
+        posts: Other posts that are read, by how their paths end.
+        blind: Everything else.
+        compact: `/v1/compact`.
+    """
+
+    wires: Mapping[str, ASGIApp]
+    posts: Mapping[bytes, ASGIApp]
+    blind: ASGIApp
+    compact: ASGIApp
+
+
+def beginning(app: ASGIApp, records: Records) -> ASGIApp:
+    """The application; a request of it writes nothing of what is forgotten while it is under way."""
+
+    async def begun(scope: Scope, receive: Receive, send: Send) -> None:
+        records.outdated.begin()
+        await app(scope, receive, send)
+
+    return begun
+
+
+def endpoints(
+    config: Config, parts: Parts, hop: str, gates: Mapping[str, Gate], admission: Admission
+) -> Endpoints:
+    """Who answers.
+
+    Args:
+        config: The configuration.
+        parts: What lives as long as the process.
+        hop: The mark of this installation.
+        gates: Let small requests through, by the wire's name.
+        admission: Places for requests under way.
+    """
+    targets = upstreams(config, parts.engine, hop)
+    blind = Blind(targets, admission)
+    wires = {
+        name: beginning(_endpoint(config, parts, targets[name], wire, gates[name], admission), parts.records)
+        for name, wire in WIRES.items()
+    }
+    posts: dict[bytes, ASGIApp] = {
+        count_tokens.ENDING: _counting(config, parts, targets[MESSAGES], blind, admission),
+        **_shortening(config, parts, targets[RESPONSES], admission),
+    }
+    return Endpoints(wires, posts, blind, _compact(config, parts, targets[CHAT.name], admission))
+
+
+def _endpoint(
+    config: Config, parts: Parts, upstream: Upstream, wire: Dialect, gate: Gate, admission: Admission
+) -> Endpoint:
+    """What answers the compacted paths of a wire; chat completions alone are offered a search."""
+    searching = wire is CHAT and any(row.settings.recall.tool != "none" for row in config.by_glob)
+    compactor = parts.compactor(config)
+    aftermath = Aftermath(
+        upstream,
+        compactor=compactor,
+        observing=parts.observing(),
+        notes=parts.journal,
+        trouble=Trouble(parts.announcing, parts.history),
+        owners=parts.owners,
+        learning=parts.learning,
+        discovery=HttpDiscovery(parts.transport),
+    )
+    return Endpoint(
+        config,
+        upstream,
+        wire,
+        compactor=compactor,
+        aftermath=aftermath,
+        gate=gate,
+        secret=lambda: parts.secret.value,
+        admission=admission,
+        tracer=parts.tracer,
+        memory=parts.memory if searching else None,
+    )
+
+
+def _counting(
+    config: Config, parts: Parts, upstream: Upstream, blind: Blind, admission: Admission
+) -> CountTokens:
+    """What answers requests to count tokens."""
+    return CountTokens(
+        config,
+        upstream,
+        blind=blind,
+        reading=parts.reading,
+        learning=parts.learning,
+        secret=lambda: parts.secret.value,
+        admission=admission,
+    )
+
+
+def _shortening(
+    config: Config, parts: Parts, upstream: Upstream, admission: Admission
+) -> Mapping[bytes, ASGIApp]:
+    """What answers `…/responses/compact`; nothing where the upstream alone does."""
+    if config.upstream.responses_compact == "relay":
+        return {}
+    aside, secret = parts.aside(config), parts.secret
+    made = ResponsesCompact(config, upstream, aside=aside, secret=lambda: secret.value, admission=admission)
+    return {responses_compact.ENDING: made}
+
+
+def _compact(config: Config, parts: Parts, upstream: Upstream, admission: Admission) -> Compact:
+    """What answers `/v1/compact`."""
+    return Compact(
+        config,
+        upstream,
+        origin(config.upstream.base_url),
+        aside=parts.aside(config),
+        secret=lambda: parts.secret.value,
+        admission=admission,
+    )
