@@ -32,7 +32,7 @@ def _marked(block: JsonObject) -> bool:
 def thinks(body: JsonObject) -> bool:
     """Whether thinking is on."""
     thinking = body.get("thinking")
-    return isinstance(thinking, dict) and thinking.get("type") in {"enabled", "adaptive"}
+    return isinstance(thinking, dict) and str(thinking.get("type")) in {"enabled", "adaptive"}
 
 
 def _clean(block: JsonObject) -> JsonObject:

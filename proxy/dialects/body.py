@@ -199,7 +199,10 @@ def write(body: Body, messages: Sequence[Message]) -> bytes:
     """The client's body with other messages; every other byte is its own, but as `Dialect.suited` says."""
     dialect, raw = body.dialect, body.raw
     suited = dialect.suited(raw, messages)
-    put = {body.place: b"[" + dialect.joined(suited.messages) + b"]"}
+    joined = dialect.joined(suited.messages)
+    if raw.startswith(b'"', body.place.start) and body.messages == (joined,) and not suited.members:
+        return raw  # a text that stands for a list of one is shorter than the list
+    put = {body.place: b"[" + joined + b"]"}
     if suited.members:
         found = members(raw)
         put |= {found[name]: value for name, value in suited.members.items()}

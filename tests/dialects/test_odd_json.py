@@ -106,3 +106,9 @@ def test_odd_answers_say_nothing_or_something(dialect: Dialect, told: object, mo
     tap.feed(stream)
     tap.result()
     dialect.opening(stream)
+
+
+def test_a_text_that_stays_is_not_written_as_a_list() -> None:
+    dialect = WIRES["responses"]
+    body = read(b'{"model": "m", "input": "How long?"}', dialect)
+    assert write(body, [dialect.message(each) for each in body.messages]) == body.raw
