@@ -19,6 +19,7 @@ from proxy.compaction.fitting import Ask, Mode
 from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, for_model
 from proxy.dialects.body import Body, cut, made, named_by, small, small_members
+from proxy.dialects.inflate import IDENTITY, Inflater
 from proxy.dialects.json_slices import elements, members
 from proxy.dialects.responses.wire import RESPONSES
 from proxy.errors import ProxyError, RequestRefused, Unreadable
@@ -160,10 +161,15 @@ async def _is_absent(answer: Answer) -> bool:
     """Whether the upstream has no such path."""
     if answer.response.status not in _ABSENT:
         return False
-    told = small(await answer.peek(PEEK_BYTES))
+    told = small(_plain(await answer.peek(PEEK_BYTES), answer.field(b"content-encoding")))
     error = told.get("error") if isinstance(told, dict) else None
     code = error.get("code") if isinstance(error, dict) else None
     return not (isinstance(code, str) and code.endswith(_NAMED_IS_ABSENT))
+
+
+def _plain(body: bytes, encoding: str) -> bytes:
+    """A body as it was before it was packed; empty where that cannot be undone."""
+    return body if encoding.strip().lower() in IDENTITY else Inflater(encoding, PEEK_BYTES).feed(body)
 
 
 def _written(came: Shortened, created_at: int) -> bytes:
