@@ -19,16 +19,16 @@ from proxy.compaction.fitting import Ask, Mode, Status
 from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, ModelSettings, for_model
 from proxy.core.policy import STRATEGIES
-from proxy.dialects.body import Body, cut, made, named_by, small_members
+from proxy.dialects.body import Body, read
 from proxy.dialects.chat.wire import CHAT
 from proxy.dialects.json_slices import members
 from proxy.errors import RequestRefused, Unreadable
 from proxy.relay.admission import Admission
 from proxy.relay.exchange import Upstream
 from proxy.relay.headers import first_values, length_of
-from proxy.relay.identity import Identities
 from proxy.relay.inbound import read_body, while_connected
 from proxy.relay.summary_routes import summary_routes
+from proxy.relay.whose import Whose
 
 # Where a provider is asked for summaries: the client has named no path of its own.
 _ASKED = {"raw_path": b"/v1/chat/completions", "query_string": b""}
@@ -85,11 +85,9 @@ class Compact:
         self._upstream = upstream
         self._origin = origin
         self._aside = aside
-        self._secret = secret
         self._admission = admission
         self._clock = clock
-        known = bool(config.server.client_keys)
-        self._identities = Identities(origin, config.session.tenant, config.session.headers, known=known)
+        self._whose = Whose(config, origin, secret)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
@@ -132,7 +130,7 @@ class Compact:
 
     def _ask(self, wants: Wanted, scope: Scope) -> Ask:
         headers = scope["headers"]
-        who = self._identities.of(headers, first_values(headers), self._secret())
+        who = self._whose.of(headers, first_values(headers))
         model = wants.body.model
         settings = patient(for_model(self._config, model), wants.target_tokens)
         policy = policy_for(settings, wants.strategy)
@@ -159,13 +157,12 @@ def wanted(raw: bytes) -> Wanted:
         RequestRefused: 400, it is no list of messages, names no model, or asks for what there is not.
     """
     try:
-        found, late = cut(raw, CHAT)
+        body = read(raw, CHAT)
     except Unreadable as unreadable:
         raise _unusable(unreadable.reason) from unreadable
-    named = named_by(small_members(raw, found, CHAT), CHAT)
-    body = made(raw, found["messages"], late, named, CHAT)
     if not body.model:
         raise RequestRefused(400, "`model` must be the name of a model.", "model_required")
+    found = members(raw)
     told = {name: _told(raw[found[name].start : found[name].stop]) for name in _OWN if name in found}
     strategy = told.get("strategy")
     if strategy is not None and not (isinstance(strategy, str) and strategy in STRATEGIES):

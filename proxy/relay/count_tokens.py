@@ -26,8 +26,9 @@ from proxy.relay.admission import Admission
 from proxy.relay.blind import Blind
 from proxy.relay.exchange import Upstream, build_request, open_answer, relay_back
 from proxy.relay.headers import content_length, first_values, value
-from proxy.relay.identity import Identities, origin
+from proxy.relay.identity import origin
 from proxy.relay.inbound import read_body, while_connected
+from proxy.relay.whose import Whose
 
 ENDING: Final = b"/v1/messages/count_tokens"
 # A larger request is relayed without being read, as is one that does not say how large it is.
@@ -85,11 +86,9 @@ class CountTokens:
         self._blind = blind
         self._reading = reading
         self._learning = learning
-        self._secret = secret
         self._admission = admission
         self._origin = origin(upstream.base_url)
-        session, known = config.session, bool(config.server.client_keys)
-        self._identities = Identities(self._origin, session.tenant, session.headers, known=known)
+        self._whose = Whose(config, self._origin, secret)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Relay one request.
@@ -134,7 +133,7 @@ class CountTokens:
         if listed.guessed:  # images, whose tokens are not ours to count
             return
         estimate = listed.tokens + await self._reading.overhead(body.prompt_members, gauge)
-        who = self._identities.of(scope["headers"], first_values(scope["headers"]), self._secret())
+        who = self._whose.of(scope["headers"], first_values(scope["headers"]))
         await self._learning.observed(who.tenant, self._origin, body.model, estimate, counted)
 
 
