@@ -18,7 +18,7 @@ from proxy.compaction.beside import beside
 from proxy.compaction.fitting import Ask, Mode
 from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, for_model
-from proxy.dialects.body import Body, cut, made, named_by, small, small_members
+from proxy.dialects.body import Body, read, small
 from proxy.dialects.inflate import IDENTITY, Inflater
 from proxy.dialects.json_slices import elements, members
 from proxy.dialects.responses.wire import RESPONSES
@@ -27,9 +27,10 @@ from proxy.relay.admission import Admission
 from proxy.relay.compact import patient
 from proxy.relay.exchange import PEEK_BYTES, Answer, Upstream, build_request, open_answer, relay_back
 from proxy.relay.headers import first_values, length_of
-from proxy.relay.identity import Identities, origin
+from proxy.relay.identity import origin
 from proxy.relay.inbound import read_body, while_connected
 from proxy.relay.summary_routes import summary_routes
+from proxy.relay.whose import Whose
 
 ENDING: Final = b"/responses/compact"
 # What upstreams answer that have no such path.
@@ -65,11 +66,9 @@ class ResponsesCompact:
         self._upstream = upstream
         self._origin = origin(upstream.base_url)
         self._aside = aside
-        self._secret = secret
         self._admission = admission
         self._clock = clock
-        session, known = config.session, bool(config.server.client_keys)
-        self._identities = Identities(self._origin, session.tenant, session.headers, known=known)
+        self._whose = Whose(config, self._origin, secret)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
@@ -120,7 +119,7 @@ class ResponsesCompact:
             RequestRefused: 400, it holds nothing that could be compacted.
         """
         try:
-            ask = self._ask(await beside(partial(_body, raw)), scope)
+            ask = self._ask(await beside(partial(read, raw, RESPONSES)), scope)
             came = await shortened(self._aside, ask, None)
         except Unreadable as unreadable:
             code = unreadable.reason.replace("-", "_")
@@ -130,7 +129,7 @@ class ResponsesCompact:
 
     def _ask(self, body: Body, scope: Scope) -> Ask:
         headers = scope["headers"]
-        who = self._identities.of(headers, first_values(headers), self._secret())
+        who = self._whose.of(headers, first_values(headers))
         settings = patient(for_model(self._config, body.model), None)
         policy = policy_for(settings, None)
         asked: Scope = {**scope, "raw_path": scope["raw_path"].removesuffix(b"/compact")}
@@ -147,14 +146,6 @@ class ResponsesCompact:
             whom=partial(asking, body.model, RESPONSES),
             patience_s=None,
         )
-
-
-def _body(raw: bytes) -> Body:
-    """The request; raises `Unreadable`."""
-    found, late = cut(raw, RESPONSES)
-    return made(
-        raw, found["input"], late, named_by(small_members(raw, found, RESPONSES), RESPONSES), RESPONSES
-    )
 
 
 async def _is_absent(answer: Answer) -> bool:

@@ -116,3 +116,22 @@ async def test_its_summary_is_asked_for_on_the_same_wire_and_with_the_clients_ke
     first = upstream.seen[0]
     assert (first.target, json.loads(first.body)["model"]) == (b"/v1/responses?api-version=1", "cheap")
     assert dict(first.fields)[b"authorization"] == b"Bearer k"
+
+
+async def test_reasoning_stays_with_its_calls(wire: Any) -> None:
+    items: list[Any] = [ITEMS[0], {"role": "user", "content": "Look through all of it."}]
+    for step in range(60):
+        items += [
+            {"type": "reasoning", "id": f"c{step}", "summary": [], "encrypted_content": "sealed" * 200},
+            {"type": "function_call", "call_id": f"c{step}", "name": "read", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": f"c{step}", "output": "line of code; " * 90},
+        ]
+    body = json.dumps({"model": "m", "input": items}).encode()
+    async with wire.running_proxy(9, upstream={"responses_compact": "answer"}) as port:
+        reply = await wire.ask(port, wire.post(PATH, body))
+    kept: dict[str, list[str]] = {"reasoning": [], "function_call": [], "function_call_output": []}
+    for each in json.loads(reply.body)["output"]:
+        kept.get(each["type"], []).append(each.get("call_id") or each.get("id"))
+    thought, called, answered = kept.values()
+    assert thought == called == answered
+    assert 0 < len(thought) <= 60
