@@ -47,8 +47,9 @@ def table_row(key: Key) -> str:
     """A key's line in the documentation."""
     if key.default is PydanticUndefined:
         return f"| `{dotted(key.place)}` | required | {key.description} |"
-    default = json.dumps(plain(key.default), ensure_ascii=False)
-    shown = f"{len(default)} headers, see config.yaml" if len(default) > LONG else f"`{default}`"
+    value = plain(key.default)
+    default = json.dumps(value, ensure_ascii=False)
+    shown = f"{len(value)} headers, see config.yaml" if len(default) > LONG else f"`{default}`"
     return f"| `{dotted(key.place)}`{'' if key.works else ' †'} | {shown} | {key.description} |"
 
 
