@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from tests.clients.stage import MODEL, Request, Stage, Way, stage
 
 CONVERSATION = Path(__file__).parent / "conversation.json"
 KEY = "sk-of-a-client"
-RUN_LIMIT_S = 110
+# A machine of two cores that does other things as well gives the slowest client no more than this.
+RUN_LIMIT_S = 240
 # Whoever wants to tell somebody else about the run finds nobody there.
 NOWHERE = "http://127.0.0.1:9"
 
@@ -33,6 +34,7 @@ class Client:
         wires: What it speaks: `chat`, `responses`, `messages`.
         command: The command line of its driver; makes the environment first, or skips the test.
         variables: What its environment has besides what every driver gets.
+        cases: Those of its driver that are run, by name; all if there are none.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Client:
     wires: tuple[str, ...]
     command: Callable[[], list[str]]
     variables: Mapping[str, str] = field(default_factory=dict)
+    cases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,12 @@ class Case:
     received: list[Request]
 
 
+def in_short(client: Client, wire: str, *whats: str) -> Client:
+    """A client on one wire with some of its cases, under a name of its own."""
+    cases = tuple(f"{wire}/{what}" for what in whats)
+    return replace(client, name=f"{client.name} in short", wires=(wire,), cases=cases)
+
+
 def _environment(client: Client, way: Way, url: str, home: str) -> dict[str, str]:
     return {
         "PATH": os.environ.get("PATH", os.defpath),
@@ -69,6 +78,7 @@ def _environment(client: Client, way: Way, url: str, home: str) -> dict[str, str
         "MODE": way.value,
         "MODEL": MODEL,
         "CONVERSATION": str(CONVERSATION),
+        "CASES": " ".join(client.cases),
         "HTTP_PROXY": NOWHERE,
         "HTTPS_PROXY": NOWHERE,
         "NO_PROXY": "127.0.0.1",

@@ -11,11 +11,9 @@ from tests.clients.results import Runs
 from tests.clients.stage import Way
 
 # All runs of a client are made in the first test that needs them.
-pytestmark = pytest.mark.timeout(400)
-CLIENTS = [
-    pytest.param(client, id=client.name, marks=[] if client in QUICK else [pytest.mark.slow])
-    for client in PYTHON
-]
+pytestmark = pytest.mark.timeout(800)
+CLIENTS = [pytest.param(client, id=client.name) for client in QUICK]
+CLIENTS += [pytest.param(client, id=client.name, marks=pytest.mark.slow) for client in PYTHON]
 
 
 @pytest.mark.parametrize("client", CLIENTS)

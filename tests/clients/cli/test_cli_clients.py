@@ -11,7 +11,7 @@ from tests.clients.results import Runs
 from tests.clients.stage import Way
 
 # Three runs on a busy machine.
-SLOW = [pytest.mark.slow, pytest.mark.timeout(400)]
+SLOW = [pytest.mark.slow, pytest.mark.timeout(800)]
 CLIENTS = [pytest.param(client, id=client.name, marks=SLOW) for client in CLI]
 
 

@@ -20,7 +20,7 @@ export const SEARCH = {
 };
 export const search = ({ query }) => `found ${query}`;
 
-const { CONVERSATION } = process.env;
+const { CASES, CONVERSATION } = process.env;
 /** The conversation that grows: `instructions`, `tool`, `turns`, `results` by topic. */
 export const { instructions, tool, turns, results } = JSON.parse(await readFile(CONVERSATION, "utf-8"));
 export const lookup = ({ topic }) => results[topic];
@@ -50,10 +50,11 @@ export const types = async (stream) => {
   return [...seen];
 };
 
-/** Plays the cases in order, one line of JSON each. */
+/** Plays the cases asked for, else all, in order, one line of JSON each. */
 export const play = async (cases) => {
-  for (const [name, ask] of Object.entries(cases)) {
-    const told = { case: name, outcome: await ask() };
+  const names = CASES ? CASES.split(" ") : Object.keys(cases);
+  for (const name of names) {
+    const told = { case: name, outcome: await cases[name]() };
     await new Promise((written) => process.stdout.write(`${JSON.stringify(told)}\n`, written));
     readSync(0, Buffer.alloc(1)); // until the frame has noted which requests came so far
   }

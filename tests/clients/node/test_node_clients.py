@@ -11,8 +11,9 @@ from tests.clients.results import Runs
 from tests.clients.stage import Way
 
 # Three runs on a busy machine.
-SLOW = [pytest.mark.slow, pytest.mark.timeout(400)]
-CLIENTS = [pytest.param(client, id=client.name, marks=[] if client in QUICK else SLOW) for client in NODE]
+SLOW = [pytest.mark.slow, pytest.mark.timeout(800)]
+CLIENTS = [pytest.param(client, id=client.name) for client in QUICK]
+CLIENTS += [pytest.param(client, id=client.name, marks=SLOW) for client in NODE]
 
 
 @pytest.mark.parametrize("client", CLIENTS)
