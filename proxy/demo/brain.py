@@ -3,8 +3,8 @@
 `demo-agent` plays the assistant of the scripted conversation. It is told nothing but the request: it finds
 its place from the end of the messages, so it does not matter what has become of the earlier ones, and it can
 name a planted fact only if that fact still stands somewhere in what it was sent. In any other conversation
-it says what it heard, and calls the tools that a user message asks for in lines such as
-`call search {"query": "x"}`.
+it says what it heard, and calls the tools that the last message, a user's or a tool's, asks for in lines
+such as `call search {"query": "x"}`.
 """
 
 import json
@@ -49,26 +49,25 @@ def recalled(text: str, messages: Sequence[JsonObject], facts: dict[str, str]) -
     return text
 
 
-def _requested_calls(text: str, body: JsonObject, mark: str) -> tuple[ToolCall, ...]:
+def _requested_calls(text: str, body: JsonObject, number: int) -> tuple[ToolCall, ...]:
     offered = {(tool.get("function") or {}).get("name") for tool in body.get("tools") or ()}
     wanted = [found for found in _CALL.findall(text) if found[0] in offered]
-    mark = mark or f"{len(body['messages']):04d}"
     return tuple(
-        ToolCall(f"call_demo_{mark}_{index}", name, arguments or "{}")
+        ToolCall(f"call_demo_{number:04d}_{index}", name, arguments or "{}")
         for index, (name, arguments) in enumerate(wanted)
     )
 
 
-def _echo(body: JsonObject, mark: str) -> Reply:
+def _echo(body: JsonObject, number: int) -> Reply:
     messages = body["messages"]
     last = messages[-1]
     said = " ".join(text_of(last).split())
     quoted = json.dumps(said[:ECHO_CHARACTERS], ensure_ascii=False)
-    if last["role"] == "tool":
-        return Reply(f"The tool returned {quoted}. I was sent {len(messages)} messages.")
-    calls = _requested_calls(text_of(last), body, mark) if last["role"] == "user" else ()
+    calls = _requested_calls(text_of(last), body, number) if last["role"] in ("user", "tool") else ()
     if calls:
         return Reply(calls=calls, finish_reason="tool_calls")
+    if last["role"] == "tool":
+        return Reply(f"The tool returned {quoted}. I was sent {len(messages)} messages.")
     return Reply(f"You said {quoted}. I was sent {len(messages)} messages.")
 
 
@@ -77,13 +76,14 @@ def thought(messages: Sequence[JsonObject]) -> str:
     return f"The last of {len(messages)} messages decides what I say next."
 
 
-def answer(body: JsonObject, script: Script, mark: str = "") -> Reply:
+def answer(body: JsonObject, script: Script, number: int = 1) -> Reply:
     """What the conversation model says to a valid chat request.
 
-    Ids of calls that are not of the script are made of `mark`; without one, of the number of messages.
+    Ids of calls that are not of the script are made of `number`, which no two answers share: that of messages
+    does not do, because it shrinks where a conversation is compacted.
     """
     step = _next_step(body["messages"], script)
     if step is None:
-        return _echo(body, mark)
+        return _echo(body, number)
     text = recalled(step.text, body["messages"], script.facts)
     return Reply(text, step.calls, "tool_calls" if step.calls else "stop")

@@ -35,6 +35,13 @@ def thinks(body: JsonObject) -> bool:
     return isinstance(thinking, dict) and str(thinking.get("type")) in {"enabled", "adaptive"}
 
 
+def _thinks_again(body: JsonObject) -> bool:
+    """Whether calls follow calls with a thought of their own: unless told to hurry, newer models think."""
+    effort = body.get("output_config")
+    hurried = isinstance(effort, dict) and effort.get("effort") == "low"
+    return body["thinking"]["type"] == "adaptive" and not hurried
+
+
 def _clean(block: JsonObject) -> JsonObject:
     return {key: value for key, value in block.items() if key != "cache_control"}
 
@@ -79,7 +86,7 @@ def _tools(body: JsonObject) -> list[JsonObject]:
 
 
 def read(body: JsonObject) -> Asked:
-    """A valid request. A thought begins a turn; in the midst of its calls there is none."""
+    """A valid request. A thought begins a turn; in the midst of its calls only newer models have any."""
     found = list(_messages(body))
     messages = [message for message, _ in found]
     remembered = max((index for index, (_, marked) in enumerate(found, 1) if marked), default=0)
@@ -89,6 +96,6 @@ def read(body: JsonObject) -> Asked:
         prompt,
         body.get("max_tokens") or 0,
         streamed=bool(body.get("stream")),
-        thinks=thinks(body) and messages[-1]["role"] == "user",
+        thinks=thinks(body) and (messages[-1]["role"] == "user" or _thinks_again(body)),
         remembered=remembered,
     )

@@ -4,9 +4,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from proxy.demo.messages_binding import beginnings, binds, refuses
 from proxy.demo.messages_reading import THOUGHTS, blocks, system_blocks, thinks
 from proxy.demo.refusal import Refusal
-from proxy.demo.signing import is_sealed, signature
+from proxy.demo.signing import bound_to, is_sealed
 from proxy.demo.wire import JsonObject
 
 MAX_MARKS = 4
@@ -33,7 +34,7 @@ def _thinking(block: JsonObject, where: str) -> Found:
         yield f"{where}.{block['type']}.cache_control: Extra inputs are not permitted"
     if block["type"] == "redacted_thinking" and not is_sealed(block.get("data")):
         yield f"{where}: Invalid `data` in `redacted_thinking` block"
-    if block["type"] == "thinking" and block.get("signature") != signature(str(block.get("thinking"))):
+    if block["type"] == "thinking" and bound_to(str(block.get("thinking")), block.get("signature")) is None:
         yield f"{where}: Invalid `signature` in `thinking` block"
 
 
@@ -162,19 +163,34 @@ def _pairing(body: JsonObject) -> Found:
 
 
 def _bare_loop(body: JsonObject) -> Found:
-    """Where thinking is on, an unfinished run of calls begins with the thought that they came of."""
+    """Where an older model thinks, an unfinished run of calls begins with the thought that they came of."""
     turns = _joined(body["messages"])
     first = None
     while len(turns) >= 2 and _results(turns[-1][1]):
         first = turns[-2]
         turns = turns[:-2]
-    if first and thinks(body) and first[1][0]["type"] not in THOUGHTS:
+    if first and thinks(body) and not binds(body) and first[1][0]["type"] not in THOUGHTS:
         yield (
             f"messages.{first[0]}.content.0.type: Expected `thinking` or `redacted_thinking`, but found "
             f"`{first[1][0]['type']}`. When `thinking` is enabled, a final `assistant` message must start "
             "with a thinking block (preceeding the lastmost set of `tool_use` and `tool_result` blocks). "
             "To avoid this requirement, disable `thinking`."
         )
+
+
+def _moved_thoughts(body: JsonObject) -> Found:
+    """Where a newer model thinks, a thought stands behind what it was produced behind."""
+    if not refuses(body):
+        return
+    for where, block, before in beginnings(body):
+        if block.get("type") == "thinking":
+            bound = bound_to(str(block.get("thinking")), block.get("signature"))
+            if bound and bound != before:
+                yield (
+                    f"{where}: Invalid `signature` in `thinking` block. The block is bound to a different "
+                    "conversation. Remove the block, or set "
+                    '`thinking.block_binding.prefix_mismatch_behavior` to "drop_block".'
+                )
 
 
 def _markable(body: JsonObject) -> Iterator[JsonObject]:
@@ -199,6 +215,7 @@ def _conversation(body: JsonObject) -> Found:
         yield "system: text content blocks must be non-empty"
     yield from _pairing(body)
     yield from _bare_loop(body)
+    yield from _moved_thoughts(body)
 
 
 def _top(body: JsonObject) -> Found:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from proxy.demo import messages_reading as reading
 from proxy.demo import messages_refusal
 from proxy.demo.format import OVERFLOW, Format, Headers
+from proxy.demo.messages_binding import beginning
 from proxy.demo.refusal import Refusal
 from proxy.demo.signing import signature
 from proxy.demo.wire import ARGUMENT_PIECE_CHARACTERS, Answer, Asked, JsonObject, dumps, pieces
@@ -75,7 +76,8 @@ def _input(arguments: str) -> JsonObject:
 def _content(answer: Answer) -> Iterator[JsonObject]:
     reply = answer.reply
     if reply.thought:
-        yield {"type": "thinking", "thinking": reply.thought, "signature": signature(reply.thought)}
+        signed = signature(reply.thought, beginning(answer.asked.body))
+        yield {"type": "thinking", "thinking": reply.thought, "signature": signed}
     if reply.text:
         yield {"type": "text", "text": reply.text}
     for call in reply.calls:

@@ -3,7 +3,8 @@
 It judges requests as OpenAI and Anthropic do, counts real tokens, refuses what does not fit its window,
 streams, and remembers what it was sent. Served under any prefix: `POST …/chat/completions`, `POST
 …/responses`, `POST …/messages`, `POST …/messages/count_tokens`, `GET …/models`; and `GET /__log`. The same
-request gets the same bytes but for `id`, `created` and the count of cached tokens.
+request gets the same bytes but for `id`, ids of calls that are not of the script, `created` and the count of
+cached tokens.
 """
 
 import hashlib
@@ -64,6 +65,7 @@ class Provider:
         self._stored = Stored()
         self._log: deque[Seen] = deque(maxlen=settings.log_records)
         self._count = 0
+        self._answers = 0  # of the conversation model: summaries in between change no id of a call
         self.departures = 0
 
     @property
@@ -181,9 +183,7 @@ class Provider:
         return Answer(asked, seen.number, int(time.time()), _mark(asked), reply, usage)
 
     async def _answer(self, form: Format, asked: Asked, seen: Seen, fault: Fault, client: Client) -> None:
-        answer = self._answer_of(
-            asked, seen, Reply() if asked.counts_only else self._reply(form, asked, seen)
-        )
+        answer = self._answer_of(asked, seen, Reply() if asked.counts_only else self._reply(asked, seen))
         if form is RESPONSES:
             self._stored.keep(response_id(answer), asked.body, output(answer))
         if asked.streamed:
@@ -191,10 +191,11 @@ class Provider:
         else:
             await _plain(client, form.whole(answer), fault)
 
-    def _reply(self, form: Format, asked: Asked, seen: Seen) -> Reply:
+    def _reply(self, asked: Asked, seen: Seen) -> Reply:
         messages = asked.prompt["messages"]
         if "summary" not in seen.model and not aligned(messages):
-            reply = brain.answer(asked.prompt, script.load(), "" if form is CHAT else _mark(asked))
+            self._answers += 1
+            reply = brain.answer(asked.prompt, script.load(), self._answers)
         else:
             budget = min(summariser.TARGET_TOKENS, seen.output_tokens or summariser.TARGET_TOKENS)
             reply = Reply(

@@ -17,9 +17,21 @@ def _code(data: bytes) -> bytes:
     return hmac.digest(_KEY, data, hashlib.sha256)[:_CODE_BYTES]
 
 
-def signature(thought: str) -> str:
-    """The signature of a thinking block that says `thought`."""
-    return _MARK + base64.b64encode(_code(thought.encode("utf-8", "surrogatepass"))).decode()
+def signature(thought: str, bound: bytes = b"") -> str:
+    """The signature of a thinking block that says `thought`, bound to the digest of what stands before it."""
+    data = thought.encode("utf-8", "surrogatepass")
+    return _MARK + base64.b64encode(_code(bound + data) + bound).decode()
+
+
+def bound_to(thought: str, signed: object) -> bytes | None:
+    """What a thinking block is bound to: nothing if it may stand anywhere, None if its signature is wrong."""
+    if not isinstance(signed, str) or not signed.startswith(_MARK):
+        return None
+    try:
+        bound = base64.b64decode(signed.removeprefix(_MARK), validate=True)[_CODE_BYTES:]
+    except binascii.Error:
+        return None
+    return bound if hmac.compare_digest(signed.encode(), signature(thought, bound).encode()) else None
 
 
 def sealed(thought: str) -> str:

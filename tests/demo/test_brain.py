@@ -57,12 +57,21 @@ def test_another_conversation_is_echoed() -> None:
 def test_calls_asked_for_are_made_if_the_tool_is_offered() -> None:
     tools = [{"type": "function", "function": {"name": name}} for name in ("look", "find")]
     text = 'Please\ncall look {"at": 1}\ncall find\ncall steal {}'
-    reply = brain.answer(asked(said(text), tools=tools), SCRIPT)
+    reply = brain.answer(asked(said(text), tools=tools), SCRIPT, 7)
     calls = (
-        ToolCall("call_demo_0001_0", "look", '{"at": 1}'),
-        ToolCall("call_demo_0001_1", "find", "{}"),
+        ToolCall("call_demo_0007_0", "look", '{"at": 1}'),
+        ToolCall("call_demo_0007_1", "find", "{}"),
     )
     assert reply == Reply(calls=calls, finish_reason="tool_calls")
+
+
+def test_the_result_of_a_tool_may_ask_for_the_next_call() -> None:
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    result = {"role": "tool", "tool_call_id": "a", "content": 'Half of it.\ncall look {"from": 50}'}
+    replies = [brain.answer(asked(result, tools=tools), SCRIPT, number) for number in (1, 2)]
+    assert [reply.calls for reply in replies] == [
+        (ToolCall(f"call_demo_000{number}_0", "look", '{"from": 50}'),) for number in (1, 2)
+    ]
 
 
 @pytest.mark.parametrize("role", ["system", "assistant"])

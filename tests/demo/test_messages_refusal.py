@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from proxy.demo.messages_binding import beginning
 from proxy.demo.messages_refusal import judge, judge_counting
 from proxy.demo.messages_wire import overflow
 from proxy.demo.signing import sealed, signature
@@ -108,6 +109,45 @@ def test_an_unfinished_run_of_calls_begins_with_its_thought_where_thinking_is_on
     assert (judged(*bare, thinking=THINKING) or "").startswith(
         "messages.1.content.0.type: Expected `thinking`"
     )
+
+
+ADAPTIVE = {"type": "adaptive"}
+LENIENT = {**ADAPTIVE, "block_binding": {"prefix_mismatch_behavior": "drop_block"}}
+BOUND = (
+    ": Invalid `signature` in `thinking` block. The block is bound to a different conversation. Remove the "
+    'block, or set `thinking.block_binding.prefix_mismatch_behavior` to "drop_block".'
+)
+
+
+def behind(*messages: object, **more: object) -> dict[str, Any]:
+    """A thought that a newer model has behind these."""
+    signed = signature("so", beginning({"messages": list(messages), **more}))
+    return {**THOUGHT, "signature": signed}
+
+
+def test_a_newer_model_takes_a_thought_back_behind_what_it_was_produced_behind() -> None:
+    first = calling("a", first=(behind(USER, tools=[{"name": "f"}]),))
+    second = calling("b", first=(behind(USER, first, answering("a"), tools=[{"name": "f"}]),))
+    rest = [answering("a"), second, answering("b")]
+    offered = {"tools": [{"name": "f", **MARK}], "thinking": ADAPTIVE}
+    marked = {"role": "user", "content": [text("hello", **MARK)]}
+    assert judged(USER, first, *rest, **offered) is None
+    assert judged(marked, first, *rest, **offered) is None
+    assert judged(USER, calling("a"), answering("a"), calling("b"), answering("b"), **offered) is None
+    assert judged(USER, first, answering("a"), calling("b"), answering("b"), **offered) is None
+
+
+def test_a_newer_model_refuses_a_thought_behind_anything_else() -> None:
+    first = calling("a", first=(behind(USER),))
+    second = calling("b", first=(behind(USER, first, answering("a")),))
+    rest = [answering("a"), second, answering("b")]
+    other = {"role": "user", "content": "a summary"}
+    assert judged(USER, first, *rest, thinking=ADAPTIVE) is None
+    assert judged(other, first, *rest) == f"messages.1.content.0{BOUND}"
+    assert judged(USER, first, *rest, system="be kind") == f"messages.1.content.0{BOUND}"
+    assert judged(USER, calling("a"), *rest, thinking=ADAPTIVE) == f"messages.3.content.0{BOUND}"
+    assert judged(other, first, *rest, thinking=LENIENT) is None
+    assert judged(other, first, *rest, thinking=THINKING) is None
 
 
 def test_a_fifth_mark_for_the_cache_is_refused_wherever_it_is() -> None:
