@@ -49,7 +49,9 @@ def table_row(key: Key) -> str:
         return f"| `{dotted(key.place)}` | required | {key.description} |"
     value = plain(key.default)
     default = json.dumps(value, ensure_ascii=False)
-    shown = f"{len(value)} headers, see config.yaml" if len(default) > LONG else f"`{default}`"
+    shown = f"`{default}`"
+    if isinstance(value, list | tuple) and len(default) > LONG:
+        shown = f"{len(value)} headers, see config.yaml"
     return f"| `{dotted(key.place)}`{'' if key.works else ' †'} | {shown} | {key.description} |"
 
 

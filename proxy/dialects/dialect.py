@@ -5,7 +5,7 @@ or to write asks that.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -98,6 +98,7 @@ class Asking:
         own_members: The members of a call that a provider may refuse, without those that it has refused.
         request: A call's body, given its own members.
         answer: What a success says; raises `SummaryFailed` (`garbage`) where that is nothing.
+        headers: What a call needs beside a credential, unless the client's own request says it.
     """
 
     path: str
@@ -105,6 +106,7 @@ class Asking:
     own_members: Callable[[SummaryCall, frozenset[str]], dict[str, Any]]
     request: Callable[[SummaryCall, Mapping[str, Any]], bytes]
     answer: Callable[[bytes], SummaryAnswer]
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def _never(_: tuple[bytes, ...]) -> bool:
@@ -141,6 +143,7 @@ class Dialect:
         opening: Whether what has come of a stream may be held back, because nothing of the answer is in it
             and an error may follow; asked as long as it says so.
         error: An error of ours as a body in this wire's shape.
+        key_field: The header field that shows our key to its providers; empty: as the client shows its own.
         unsettles: Whether elements change what pieces the ones before them are.
         suited: What goes on in place of the list in a client's body, as its provider takes it.
     """
@@ -165,5 +168,6 @@ class Dialect:
     tap: Callable[[str, str], Tap]
     opening: Callable[[bytes], bool]
     error: Callable[[Shown], bytes]
+    key_field: bytes = b""
     unsettles: Callable[[tuple[bytes, ...]], bool] = _never
     suited: Callable[[bytes, Sequence[Message]], Suited] = _as_it_is

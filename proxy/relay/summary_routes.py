@@ -36,8 +36,6 @@ CHEAP_MODELS = MappingProxyType(
 _ACCOUNT_HEADERS = frozenset({b"openai-organization", b"openai-project"})
 # What says how the provider is to read a request, and what it allows with this credential.
 _READING_HEADERS = frozenset({b"anthropic-version", b"anthropic-beta"})
-# What Anthropic wants of every request.
-_VERSION = {"anthropic-version": "2023-06-01"}
 
 
 def _credentials(
@@ -56,7 +54,7 @@ def _credentials(
     elsewhere = not summary.base_url and origin(upstream.base_url) != origin(config.upstream.base_url)
     if not own or elsewhere:
         return credentials(upstream, headers)
-    return {"x-api-key": own} if wire.name == "messages" else {"authorization": f"Bearer {own}"}
+    return {wire.key_field.decode(): own} if wire.key_field else {"authorization": f"Bearer {own}"}
 
 
 def credentials(upstream: Upstream, headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
@@ -104,8 +102,7 @@ def summary_routes(
     summary = settings.summary
     wire = WIRES[summary.wire] if summary.base_url else dialect
     shown = _credentials(config, summary, upstream, scope["headers"], wire)
-    version = _VERSION if wire.name == "messages" else {}
-    headers = {**version, **shown, HOP_HEADER.decode(): upstream.hop}
+    headers = {**wire.asking.headers, **shown, HOP_HEADER.decode(): upstream.hop}
     return tuple(
         SummaryRoute(
             _url(summary.base_url, upstream, scope, name, wire),

@@ -16,8 +16,6 @@ from proxy.relay.headers import first_values
 CONNECT_TIMEOUT_S = 10.0
 # What every request of an Anthropic client carries, to whatever path.
 ANTHROPIC = b"anthropic-version"
-# How a key of ours is shown where that is not as the client shows its own.
-_KEY_FIELDS = {"messages": b"x-api-key"}
 
 
 def upstreams(config: Config, engine: HttpEngine, hop: str) -> Mapping[str, Upstream]:
@@ -38,7 +36,7 @@ def upstreams(config: Config, engine: HttpEngine, hop: str) -> Mapping[str, Upst
             engine=engine,
             connect_timeout_s=CONNECT_TIMEOUT_S,
             read_timeout_s=config.upstream.timeout_s,
-            key_field=_KEY_FIELDS.get(wire, b""),
+            key_field=DIALECTS[wire].key_field,
         )
     return MappingProxyType(made)
 

@@ -22,6 +22,8 @@ from proxy.errors import Shown, Unreadable
 
 # Events before the answer's first.
 _BEFORE: Final = frozenset({"message_start", "ping"})
+# What Anthropic wants of every request.
+_VERSION: Final = {"anthropic-version": "2023-06-01"}
 _ERROR_KINDS: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -102,9 +104,10 @@ MESSAGES = Dialect(
     with_parts=with_parts,
     shortened=shortened,
     joined=joined,
-    asking=Asking("/messages", allowance_tokens, own_members, request_body, answer),
+    asking=Asking("/messages", allowance_tokens, own_members, request_body, answer, _VERSION),
     tap=usage_tap,
     opening=_opening,
     error=_error,
+    key_field=b"x-api-key",
     suited=suited,
 )
