@@ -6,8 +6,9 @@ bodies that are read, so that a conversation has one name in both.
 
 import msgspec
 
-# Whatever names a session is short, in bytes; a longer member is passed over.
-MAX_MEMBER_BYTES = 4_096
+# Whatever names a session is short, in bytes; a longer member is passed over. OpenAI's `metadata` may hold
+# 16 values of 512 characters, and Codex tells of the folders that it works in.
+MAX_MEMBER_BYTES = 16_384
 
 
 class Outline(msgspec.Struct, gc=False):

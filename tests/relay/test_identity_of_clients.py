@@ -73,6 +73,15 @@ async def test_a_large_body_names_the_same_conversation_as_a_small_one() -> None
     assert await found(whose(), {}, small) == await found(whose(), {}, {**small, "padding": "x" * 300_000})
 
 
+def test_metadata_as_long_as_openai_takes_it_names_a_session() -> None:
+    values = {f"{n:064}": "v" * 512 for n in range(15)}
+
+    assert hint(json.dumps({"metadata": {**values, "session_id": ID}}).encode()) == (
+        "metadata.session_id",
+        ID.encode(),
+    )
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -84,7 +93,8 @@ async def test_a_large_body_names_the_same_conversation_as_a_small_one() -> None
         b'{"metadata": {"session_id": "a\\u0007b"}}',
         b'{"metadata": {"session_id": " "}}',
         b'{"metadata": {"session_id": "' + b"x" * 257 + b'"}}',
-        b'{"metadata": {"session_id": "s", "padding": "' + b"x" * 4_096 + b'"}}',
+        b'{"metadata": {"session_id": "s", "padding": "' + b"x" * 16_384 + b'"}}',
+        b'{"metadata": {"session_id": ' + b"9" * 5_000 + b"}}",
         b'{"messages": [{"metadata": {"session_id": "s"}}], "tools": [{"litellm_session_id": "s"}]}',
         b'{"prompt_cache_key": "checkout-assistant-production"}',
         b'{"litellm_session_id": "\\ud800"}',
