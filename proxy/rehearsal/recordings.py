@@ -16,6 +16,8 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 SHAPING = ("tools", "functions", "response_format", "max_tokens", "max_completion_tokens")
 # A client asks after these; an assistant message behind one is the answer to a request.
 _ASKING = frozenset({"user", "tool", "function"})
+# Blocks that only Anthropic's format has; read as chat, they would be counted as nothing.
+_MESSAGES_BLOCKS = frozenset({"thinking", "redacted_thinking", "tool_use", "tool_result"})
 # What a model is called where nobody says it.
 DEFAULT_MODEL = "gpt-4o"
 
@@ -66,6 +68,8 @@ def recorded(value: object, name: str) -> Recording:
     """
     body: Mapping[str, Any] = value if isinstance(value, dict) else {"messages": value}
     messages = body.get("messages")
+    if wire := _other_wire(body, messages):
+        raise _refused(f"{name}: of the {wire} wire; only chat completions can be replayed")
     if not isinstance(messages, list) or not all(map(_is_message, messages)):
         raise _refused(f"{name}: neither a request body nor a list of messages")
     roles = [each["role"] for each in messages]
@@ -148,6 +152,18 @@ def _name(value: object, otherwise: str) -> str:
     """What a line calls its conversation."""
     named = value.get("id") if isinstance(value, dict) else None
     return named if isinstance(named, str) and named.isprintable() and 0 < len(named) <= 80 else otherwise
+
+
+def _other_wire(body: Mapping[str, Any], messages: object) -> str:
+    """The wire of a conversation that is none of chat completions; empty where nothing speaks for one."""
+    listed = messages if isinstance(messages, list) else []
+    items = [each for each in listed if isinstance(each, dict)]
+    if ("input" in body and not listed) or any("type" in item and "role" not in item for item in items):
+        return "Responses"
+    contents = (item.get("content") for item in items)
+    blocks = (block for content in contents if isinstance(content, list) for block in content)
+    of_messages = any(isinstance(block, dict) and block.get("type") in _MESSAGES_BLOCKS for block in blocks)
+    return "Messages" if of_messages or "system" in body else ""
 
 
 def _is_message(value: object) -> bool:

@@ -54,6 +54,19 @@ def test_each_form_of_file_is_read(tmp_path: Path) -> None:
     [
         ("", "talk.json: not JSON"),
         ("{}", "talk.json: neither a request body nor a list of messages"),
+        ('{"input": "Hi"}', "talk.json: of the Responses wire; only chat completions can be replayed"),
+        (
+            '[{"role": "user"}, {"type": "reasoning"}]',
+            "talk.json: of the Responses wire; only chat completions can be replayed",
+        ),
+        (
+            '{"system": "S", "messages": [{"role": "user"}]}',
+            "talk.json: of the Messages wire; only chat completions can be replayed",
+        ),
+        (
+            '[{"role": "user", "content": [{"type": "tool_result"}]}]',
+            "talk.json: of the Messages wire; only chat completions can be replayed",
+        ),
         ('[{"role": "system"}]', "talk.json: no message that a model would answer"),
         ('[{"role": "user"}]\n[{"role": "user"}]\nno', "talk.json:3: not JSON"),
     ],
