@@ -61,7 +61,7 @@ def _summary_problems(config: Config, summary: SummarySection) -> Iterator[tuple
     if _is_ours(config, summary.base_url):
         yield "base_url", "this is our own address"
     upstreams = {origin(config.upstream.provider(wire)[0]) for wire in WIRES}
-    if upstreams != {origin(summary.base_url)} and not summary.api_key.get_secret_value():
+    if origin(summary.base_url) not in upstreams and not summary.api_key.get_secret_value():
         yield "base_url", SECOND_ORIGIN
 
 

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from proxy.core.message import Message
-from proxy.dialects.dialect import Dialect
+from proxy.dialects.dialect import Dialect, Suited
 from proxy.dialects.json_slices import Slice, members
 from proxy.errors import Unreadable
 
@@ -197,9 +197,12 @@ def small(raw: bytes | None) -> Any:
 
 def write(body: Body, messages: Sequence[Message]) -> bytes:
     """The client's body with other messages; every other byte is its own, but as `Dialect.suited` says."""
-    dialect, raw = body.dialect, body.raw
-    suited = dialect.suited(raw, messages)
-    joined = dialect.joined(suited.messages)
+    return spliced(body, body.dialect.suited(body.raw, messages))
+
+
+def spliced(body: Body, suited: Suited) -> bytes:
+    """The client's body with a list, and members, in place of its own."""
+    raw, joined = body.raw, body.dialect.joined(suited.messages)
     if raw.startswith(b'"', body.place.start) and body.messages == (joined,) and not suited.members:
         return raw  # a text that stands for a list of one is shorter than the list
     put = {body.place: b"[" + joined + b"]"}

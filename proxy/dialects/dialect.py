@@ -72,6 +72,10 @@ class Suited(NamedTuple):
     members: Mapping[str, bytes] = MappingProxyType({})
 
 
+def _not(_: bytes, __: bytes) -> None:
+    return None
+
+
 def _as_it_is(_: bytes, messages: Sequence[Message]) -> Suited:
     return Suited(messages)
 
@@ -146,6 +150,8 @@ class Dialect:
         key_field: The header field that shows our key to its providers; empty: as the client shows its own.
         unsettles: Whether elements change what pieces the ones before them are.
         suited: What goes on in place of the list in a client's body, as its provider takes it.
+        mended: A body without what the provider has refused in it, given the error's body; None: there is
+            nothing that could be left out.
     """
 
     name: str
@@ -171,3 +177,4 @@ class Dialect:
     key_field: bytes = b""
     unsettles: Callable[[tuple[bytes, ...]], bool] = _never
     suited: Callable[[bytes, Sequence[Message]], Suited] = _as_it_is
+    mended: Callable[[bytes, bytes], bytes | None] = _not

@@ -101,6 +101,13 @@ def _patience(fields: Iterable[bytes | None]) -> float | None:
     return None
 
 
+def stricter(configured: Mode, asked: Mode | None) -> Mode:
+    """The stricter of what is configured and what a request asks for."""
+    if asked is None or configured is Mode.BYPASS:
+        return configured
+    return Mode.SHADOW if configured is Mode.SHADOW and asked is Mode.FORCE else asked
+
+
 def report_headers(report: Report, overhead_s: float | None = None) -> Headers:
     """The report as response headers; what is not known is left out."""
     saved = None

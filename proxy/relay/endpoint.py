@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from proxy.compaction.compactor import REPLAYS, Compactor
 from proxy.compaction.fitting import Ask, Fit, Mode, Report, Status
 from proxy.compaction.policies import policy_for
-from proxy.config.model import Config, ModelSettings, for_model
+from proxy.config.model import Config, for_model
 from proxy.dialects.dialect import Dialect, Tap
 from proxy.dialects.overflow import Overflow
 from proxy.dialects.reader import KEY_BYTES, Reader
@@ -20,8 +20,9 @@ from proxy.logs import REQUEST
 from proxy.memory import Memory
 from proxy.relay.admission import Admission
 from proxy.relay.aftermath import Aftermath, Answered
-from proxy.relay.control import ASKING, Control, control
+from proxy.relay.control import ASKING, Control, control, stricter
 from proxy.relay.exchange import (
+    PEEK_BYTES,
     Answer,
     Upstream,
     build_request,
@@ -203,7 +204,7 @@ class Endpoint:
             conversation=passage.who.conversation,
             origin=self._origin,
             settings=settings,
-            mode=self._mode(passage, settings),
+            mode=stricter(Mode(settings.compaction.mode), passage.control.mode),
             trigger_tokens=passage.control.trigger_tokens,
             whom=partial(
                 summary_routes,
@@ -222,16 +223,8 @@ class Endpoint:
             remembered=passage.who.conversation is not None or self._config.session.fallback == "content",
         )
 
-    def _mode(self, passage: Passage, settings: ModelSettings) -> Mode:
-        """The stricter of what is configured and what the request asks for."""
-        configured = Mode(settings.compaction.mode)
-        asked = passage.control.mode
-        if asked is None or configured is Mode.BYPASS:
-            return configured
-        return Mode.SHADOW if configured is Mode.SHADOW and asked is Mode.FORCE else asked
-
     async def _answer(self, passage: Passage) -> Answer:
-        """The upstream's answer; that of another request where it refuses one for its length or our tool."""
+        """The upstream's answer; that of another request where it refuses what we can leave out."""
         answer = await self._open(passage, passage.fit.raw if passage.fit else passage.raw)
         if passage.ask is None and answer.response.status == httpx.codes.OK:
             return answer  # of what was not read nothing is too long
@@ -240,7 +233,7 @@ class Endpoint:
             overflow = await too_long(answer, self._dialect)
             if overflow is not None:
                 shorter = await self._recovered(passage, overflow, passage.whole())
-            shorter = shorter or await self._bare(passage, answer)
+            shorter = shorter or await self._mended(passage, answer)
             given = shorter is None  # a refusal, too, is what the client gets then
         finally:
             if not given:
@@ -259,13 +252,17 @@ class Endpoint:
         finally:
             passage.waited(time.perf_counter() - started)
 
-    async def _bare(self, passage: Passage, refused: Answer) -> Answer | None:
-        """The answer to a request without the tool that it was offered with, if that is what was refused."""
-        if passage.offer is None or not await minds(refused):
+    async def _mended(self, passage: Passage, refused: Answer) -> Answer | None:
+        """The answer to a request without the tool that it was offered, or what else was refused of it."""
+        raw: bytes | None = passage.whole().raw
+        if passage.offer is not None and await minds(refused):
+            passage.offer = None
+        elif refused.response.status == httpx.codes.BAD_REQUEST and raw:
+            raw = self._dialect.mended(raw, await refused.peek(PEEK_BYTES))
+        else:
             return None
-        passage.offer = None
         try:
-            return await self._open(passage, passage.whole().raw)
+            return await self._open(passage, raw) if raw else None
         except (Overloaded, UpstreamError):
             return None
 

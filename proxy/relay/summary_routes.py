@@ -51,10 +51,14 @@ def _credentials(
     the first: named without a URL of its own, it is for `upstream.base_url`, and no wire's other provider.
     """
     own = summary.api_key.get_secret_value()
-    elsewhere = not summary.base_url and origin(upstream.base_url) != origin(config.upstream.base_url)
-    if not own or elsewhere:
+    if not own or _elsewhere(config, summary, upstream):
         return credentials(upstream, headers)
     return {wire.key_field.decode(): own} if wire.key_field else {"authorization": f"Bearer {own}"}
+
+
+def _elsewhere(config: Config, summary: SummarySection, upstream: Upstream) -> bool:
+    """Whether a summary is asked of a wire's own provider, which `summary` does not speak of."""
+    return not summary.base_url and origin(upstream.base_url) != origin(config.upstream.base_url)
 
 
 def credentials(upstream: Upstream, headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
@@ -67,9 +71,15 @@ def credentials(upstream: Upstream, headers: Sequence[tuple[bytes, bytes]]) -> d
     return {key.decode("latin-1"): held.decode("latin-1") for key, held in shown}
 
 
-def _models(settings: ModelSettings, policy: Policy, base_url: str, own: str) -> tuple[str, ...]:
-    """Who is asked, in order: whom the configuration names, else whom the strategy wants."""
-    asked = settings.summary.model
+def _models(
+    asked: str | None, policy: Policy, base_url: str, own: str, *, elsewhere: bool
+) -> tuple[str, ...]:
+    """Who is asked, in order: whom the configuration names, else whom the strategy wants.
+
+    A model that it names is not known `elsewhere`.
+    """
+    if elsewhere and asked not in {"none", "same"}:
+        asked = None
     shape = policy.summary
     if asked == "none" or shape is None:
         return ()
@@ -100,6 +110,9 @@ def summary_routes(
 ) -> tuple[SummaryRoute, ...]:
     """Whom to ask for a summary of this request, in order; empty: nobody."""
     summary = settings.summary
+    base_url = summary.base_url or upstream.base_url
+    if not summary.api_key.get_secret_value() and origin(base_url) != origin(upstream.base_url):
+        return ()  # a credential never goes to a second origin
     wire = WIRES[summary.wire] if summary.base_url else dialect
     shown = _credentials(config, summary, upstream, scope["headers"], wire)
     headers = {**wire.asking.headers, **shown, HOP_HEADER.decode(): upstream.hop}
@@ -111,5 +124,7 @@ def summary_routes(
             for_model(config, name).window or known_window(name),
             wire,
         )
-        for name in _models(settings, policy, summary.base_url or upstream.base_url, model)
+        for name in _models(
+            summary.model, policy, base_url, model, elsewhere=_elsewhere(config, summary, upstream)
+        )
     )

@@ -416,3 +416,24 @@ def test_pieces_joined_again_mean_what_they_were(messages: list[dict[str, Any]])
     assert [call for raw in again.messages for call in message(raw).calls] == calls
     answers = [each.digest for each in records if each.answers]
     assert [each.digest for each in map(message, again.messages) if each.answers] == answers
+
+
+REMINDER = {"type": "text", "text": "<system-reminder>\nThe list is empty.\n</system-reminder>\n"}
+
+
+def test_what_a_program_reminds_of_beside_results_is_said_by_no_user() -> None:
+    beside = {"role": "user", "content": [result("a"), result("b", "c2"), REMINDER]}
+    behind = {"role": "user", "content": [result("a"), REMINDER, text("Go on.")]}
+    raws = [written(beside), written(behind)]
+    found = [message(each) for each in MESSAGES.pieces(tuple(raws))]
+
+    assert [(each.role, each.answers) for each in found] == [
+        ("tool", ("c1",)),
+        ("tool", ("c2",)),
+        ("tool", ("c1",)),
+        ("user", ()),
+    ]
+    assert json.loads(MESSAGES.joined(found[:2])) == beside
+    late = MESSAGES.compose(Message("tool", "none", answers=("c3",)))
+    kinds = [each["type"] for each in json.loads(MESSAGES.joined([*found[:2], message(late)]))["content"]]
+    assert kinds == ["tool_result", "tool_result", "tool_result", "text"]

@@ -554,3 +554,12 @@ def reasoned(items: list[Any]) -> dict[str, int]:
             if each["type"] == "function_call":
                 found[each["call_id"]] = thoughts
     return found
+
+
+@pytest.mark.parametrize(
+    "begins", ["<environment_context>\n<cwd>/</cwd>", "# AGENTS.md instructions for /\n"]
+)
+def test_what_codex_says_of_its_surroundings_instructs_and_is_no_task(begins: str) -> None:
+    content = [{"type": "input_text", "text": begins}]
+    record = RESPONSES.message(json.dumps({"type": "message", "role": "user", "content": content}).encode())
+    assert (record.role, record.privileged, record.text) == ("developer", True, begins)

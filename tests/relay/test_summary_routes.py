@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from pydantic import SecretStr
 
@@ -8,6 +10,7 @@ from proxy.config.model import for_model
 from proxy.config.sections import SummarySection
 from proxy.config.upstream import UpstreamSection
 from proxy.core.policy import STRATEGIES
+from proxy.dialects.wires import WIRES
 from proxy.relay.exchange import Upstream
 from proxy.relay.summary_routes import summary_routes
 
@@ -94,3 +97,27 @@ def test_a_key_for_summaries_is_not_shown_to_the_provider_of_another_wire(
     settings = for_model(config, "chat")
     (route,) = summary_routes(config, settings, STRATEGIES["anchored"], upstream, scope, "chat")
     assert route.headers == {**shown, "x-compaction-hop": "0123456789abcdef"}
+
+
+@pytest.mark.parametrize(
+    ("given", "wire", "expected"),
+    [
+        ({"summary": {"base_url": "https://api.openai.com/v1"}}, "chat", ["gpt-5.4-mini", "asked"]),
+        ({"summary": {"base_url": "https://api.openai.com/v1"}}, "messages", []),
+        ({"summary": {"model": "gpt-mini"}}, "chat", ["gpt-mini"]),
+        ({"summary": {"model": "gpt-mini"}}, "messages", ["claude-haiku-4-5", "asked"]),
+        ({"summary": {"model": "same"}}, "messages", ["asked"]),
+        ({"summary": {"model": "none"}}, "messages", []),
+    ],
+)
+def test_a_wire_with_a_provider_of_its_own_asks_that_one(
+    given: dict[str, Any], wire: str, expected: list[str]
+) -> None:
+    config = Config.model_validate(given)
+    base_url, key = config.upstream.provider(wire)
+    upstream = Upstream(base_url, key, "0" * 16, AiohttpEngine(), 1, 1)
+    settings = for_model(config, "asked")
+    scope = {"raw_path": WIRES[wire].ending, "query_string": b"", "headers": [(b"x-api-key", b"k")]}
+    found = summary_routes(config, settings, STRATEGIES["anchored"], upstream, scope, "asked", WIRES[wire])
+    assert [each.model for each in found] == expected
+    assert {each.dialect.name for each in found} <= {wire}

@@ -15,6 +15,10 @@ CALL: Final = "tool_use"
 THINKING: Final = frozenset({"thinking", "redacted_thinking"})
 # What makes a provider keep what it has read up to there; of no meaning to the conversation.
 MARK: Final = "cache_control"
+# As Claude Code marks what it adds to what a user says.
+_REMINDER: Final = b"system-reminder"
+_OPENING: Final = "<system-reminder>"
+_CLOSING: Final = "</system-reminder>"
 # Blocks that say nothing are short.
 _BLANK_BYTES: Final = 256
 
@@ -65,6 +69,20 @@ def blocks_of(content: bytes) -> tuple[bytes, ...]:
         return elements(content)
     except RecursionError:
         raise Unreadable("too-deep") from None
+
+
+def is_reminder(block: bytes) -> bool:
+    """Whether a block is text by which a client's program, and no user, reminds the model of something."""
+    if _REMINDER not in block:
+        return False
+    value: Any = long_json.value(block)
+    return isinstance(value, dict) and reminds(value)
+
+
+def reminds(block: Mapping[str, Any]) -> bool:
+    """The same of a decoded block."""
+    text = block.get("text") if block.get("type") == TEXT else None
+    return isinstance(text, str) and text.strip().startswith(_OPENING) and text.strip().endswith(_CLOSING)
 
 
 def is_blank(block: bytes) -> bool:

@@ -9,7 +9,7 @@ from typing import Final
 
 from proxy.core.message import Message
 from proxy.core.repair import GO_ON
-from proxy.dialects.messages.blocks import THINKING, blocks_of, is_blank, kind_of, places_of
+from proxy.dialects.messages.blocks import RESULT, THINKING, blocks_of, is_blank, kind_of, places_of
 from proxy.dialects.messages.message import compose
 from proxy.dialects.messages.thoughts import has_thoughts
 
@@ -74,6 +74,8 @@ def _written(role: str, run: Sequence[Message]) -> bytes:
         parts = _thoughts_first(ordered, parts)
     blocks = [block for part in parts for block in part]
     said = [block for block in blocks if not is_blank(block)] or blocks[:1]
+    if role == _USER:
+        said.sort(key=lambda block: kind_of(block) != RESULT)
     return b'{"role":"%b","content":[%b]}' % (role.encode(), b",".join(said))
 
 

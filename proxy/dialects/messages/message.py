@@ -11,7 +11,7 @@ from typing import Any, Final
 from proxy.core.digest import message_digest
 from proxy.core.message import Call, Message, Part
 from proxy.dialects import long_json
-from proxy.dialects.messages.blocks import CALL, MARK, RESULT, TEXT, THINKING
+from proxy.dialects.messages.blocks import CALL, MARK, RESULT, TEXT, THINKING, reminds
 from proxy.dialects.payloads import address, opaque, sha256
 from proxy.dialects.shortening import encoded
 from proxy.errors import Unreadable
@@ -62,11 +62,13 @@ def record_of(raw: bytes, fields: Mapping[str, Any]) -> Message:
 
 
 def result_of(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The tool result that a piece is; None where it is another one."""
+    """The tool result that a piece is, whatever a program reminds of behind it; None where it is another."""
     content = fields.get("content")
-    alone = content[0] if isinstance(content, list) and len(content) == 1 else None
-    is_result = isinstance(alone, dict) and alone.get("type") == RESULT and fields.get("role") == "user"
-    return alone if is_result else None
+    if not isinstance(content, list) or fields.get("role") != "user":
+        return None
+    first, *rest = content or [None]
+    is_result = isinstance(first, dict) and first.get("type") == RESULT
+    return first if is_result and all(isinstance(each, dict) and reminds(each) for each in rest) else None
 
 
 def _record(raw: bytes, fields: Mapping[str, Any]) -> Message:

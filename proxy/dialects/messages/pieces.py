@@ -1,13 +1,14 @@
 """Messages taken apart: tool results of a user message are pieces of their own, as is what comes with them.
 
 A provider wants all results of one answer's calls in a single message, and what the user says behind them in
-the same one. To the engine each is a message.
+the same one. To the engine each is a message; but what a client's program reminds the model of beside results
+was said by no user, and stays with the last of them.
 """
 
 from collections.abc import Iterator
 from typing import Final
 
-from proxy.dialects.messages.blocks import RESULT, blocks_of, kind_of, places_of
+from proxy.dialects.messages.blocks import RESULT, blocks_of, is_reminder, kind_of, places_of
 from proxy.errors import Unreadable
 
 _MEMBERS: Final = ("content", "role")
@@ -44,9 +45,11 @@ def _parted(raw: bytes) -> Iterator[bytes]:
         yield raw
         return
     rest = [each for each, kind in zip(blocks, kinds, strict=True) if kind != RESULT]
-    for each, kind in zip(blocks, kinds, strict=True):
-        if kind == RESULT:
-            yield _user(each)
+    results = [each for each, kind in zip(blocks, kinds, strict=True) if kind == RESULT]
+    if rest and all(map(is_reminder, rest)):
+        results[-1] = b",".join((results[-1], *rest))
+        rest = []
+    yield from map(_user, results)
     if rest:
         yield _user(b",".join(rest))
 

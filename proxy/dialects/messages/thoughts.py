@@ -33,11 +33,15 @@ def suited(raw: bytes, messages: Sequence[Message]) -> Suited:
     thinking = _thinking(raw)
     if mapping(thinking.get("block_binding")).get("prefix_mismatch_behavior") == "drop_block":
         return Suited(messages)  # the client has asked the provider to do the same
-    if thinking.get("type") != "enabled":
-        return Suited(_thoughtless(messages))
-    if _begins_with_a_thought(messages):
+    if thinking.get("type") == "enabled" and _begins_with_a_thought(messages):
         return Suited(messages)
-    return Suited(_thoughtless(messages), {"thinking": _OFF})
+    return without_thoughts(raw, messages)
+
+
+def without_thoughts(raw: bytes, messages: Sequence[Message]) -> Suited:
+    """The list without any thoughts; a model that is told how much to think does not think then."""
+    told = _thinking(raw).get("type") == "enabled"
+    return Suited(_thoughtless(messages), {"thinking": _OFF} if told else {})
 
 
 def _thinking(raw: bytes) -> Mapping[str, Any]:

@@ -1,11 +1,12 @@
 """The Messages wire as a dialect."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Final
 
 from proxy.core.digest import VERSION
-from proxy.dialects.body import are_objects, small
+from proxy.dialects.body import are_objects, read, small, spliced
 from proxy.dialects.dialect import Asking, Dialect, Members
 from proxy.dialects.event_stream import Events, data_of
 from proxy.dialects.json_slices import elements
@@ -16,7 +17,7 @@ from proxy.dialects.messages.message import compose, message, with_parts
 from proxy.dialects.messages.parts import part_tokens, weighed
 from proxy.dialects.messages.pieces import PROVIDER_COMPACTS, pieces
 from proxy.dialects.messages.shorter import shortened
-from proxy.dialects.messages.thoughts import suited
+from proxy.dialects.messages.thoughts import suited, without_thoughts
 from proxy.dialects.messages.usage import usage_tap
 from proxy.errors import Shown, Unreadable
 
@@ -33,6 +34,11 @@ _ERROR_KINDS: Final = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+# Said of a thought that is bound to another list, of one that is missing, and of one that was changed.
+_REFUSES_THOUGHTS: Final = re.compile(
+    rb"bound to a different conversation|Invalid `signature` in `thinking`"
+    rb"|must start with a thinking block|`redacted_thinking` blocks in the latest assistant message"
+)
 _FIRST_OF_OURS: Final = 500
 
 
@@ -82,6 +88,22 @@ def _error(error: Shown) -> bytes:
     return json.dumps({"type": "error", "error": told, "request_id": None}).encode()
 
 
+def _mended(raw: bytes, refusal: bytes) -> bytes | None:
+    """The body without thoughts, if they are what was refused.
+
+    A client sends back what was thought behind a list that we had rewritten. Where such a request goes on as
+    it came, because a round was undone or has expired, its thoughts fit no more.
+    """
+    if _REFUSES_THOUGHTS.search(refusal) is None:
+        return None
+    try:
+        body = read(raw, MESSAGES)
+        made = spliced(body, without_thoughts(raw, [message(each) for each in body.messages]))
+    except Unreadable:
+        return None
+    return made if len(made) < len(raw) else None
+
+
 MESSAGES = Dialect(
     name="messages",
     ending=b"/v1/messages",
@@ -110,4 +132,5 @@ MESSAGES = Dialect(
     error=_error,
     key_field=b"x-api-key",
     suited=suited,
+    mended=_mended,
 )

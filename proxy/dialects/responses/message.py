@@ -25,6 +25,9 @@ _BUILT_IN = {
 }
 
 JsonObject = dict[str, Any]
+# How Codex begins user messages that no user has written: where it runs, what a project asks of agents. They
+# instruct the model, and the task is what comes behind them.
+_SURROUNDINGS = ("<environment_context>", "<user_instructions>", "# AGENTS.md instructions")
 
 
 def message(raw: bytes) -> Message:
@@ -62,7 +65,10 @@ def _record(raw: bytes, items: Sequence[JsonObject]) -> Message:
     if kind in STANDING:
         return Message("developer", parts=(Part(kind, opaque(_plain(item)), 0),), raw=raw)
     text, parts, refusal = content_of(item.get("content"))
-    return Message(string(item.get("role")), text, parts, refusal, string(item.get("name")), raw=raw)
+    role = string(item.get("role"))
+    if role == "user" and text.lstrip().startswith(_SURROUNDINGS):
+        role = "developer"
+    return Message(role, text, parts, refusal, string(item.get("name")), raw=raw)
 
 
 def string(value: object) -> str:
