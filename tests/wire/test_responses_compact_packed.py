@@ -12,7 +12,9 @@ NO_SUCH_MODEL = gzip.compress(json.dumps({"error": {"message": "?", "code": "mod
 NO_SUCH_PATH = gzip.compress(json.dumps({"detail": "Not Found"}).encode())
 
 
-@pytest.mark.parametrize(("said", "relayed"), [(NO_SUCH_MODEL, True), (NO_SUCH_PATH, False)])
+@pytest.mark.parametrize(
+    ("said", "relayed"), [(NO_SUCH_MODEL, True), (NO_SUCH_PATH, False)], ids=["no such model", "no such path"]
+)
 async def test_a_packed_refusal_is_understood(wire: Any, said: bytes, *, relayed: bool) -> None:
     async def refused(exchange: Any) -> None:
         head = b"HTTP/1.1 404 Not Found\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n"
