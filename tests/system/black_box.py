@@ -1,0 +1,224 @@
+"""Runs the installed command as a process and observes it from outside: HTTP, files and /proc only.
+
+Nothing here imports the package under test. So the same tests run against another version:
+`COMPACTION_PROXY=/other/venv/bin/compaction-proxy pytest tests/system`.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+COMMAND = os.environ.get("COMPACTION_PROXY", str(Path(sys.executable).parent / "compaction-proxy"))
+# Generous outer bounds: they only catch a hang.
+START_LIMIT_S = 60.0
+REQUEST_LIMIT_S = 100.0
+
+
+@dataclass(frozen=True)
+class Received:
+    """A request that reached the provider."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the provider answers. `cut` closes the connection before the declared length is sent."""
+
+    status: int = 200
+    body: bytes = b"{}"
+    headers: Mapping[str, str] = field(default_factory=lambda: {"content-type": "application/json"})
+    cut: bool = False
+
+
+Answer = Callable[[Received], Reply]
+
+
+def chat_reply(request: Received, text: str = "ok") -> Reply:
+    """A complete chat answer; the usage counts four bytes as a token."""
+    usage = {"prompt_tokens": len(request.body) // 4, "completion_tokens": 1}
+    usage["total_tokens"] = sum(usage.values())
+    body = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
+        "usage": usage,
+    }
+    return Reply(body=json.dumps(body).encode())
+
+
+class Provider:
+    """A scripted provider on a socket of its own.
+
+    Attributes:
+        url: Base URL, ending in /v1.
+        answer: Makes the answer to a request. Tests may replace it at any time.
+        received: All requests so far, oldest first.
+    """
+
+    def __init__(self, answer: Answer = chat_reply) -> None:
+        self.answer = answer
+        self.received: list[Received] = []
+        provider = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _serve(self) -> None:
+                length = int(self.headers.get("content-length", 0))
+                body = self.rfile.read(length)
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                request = Received(self.command, self.path, headers, body)
+                provider.received.append(request)
+                reply = provider.answer(request)
+                self.send_response(reply.status)
+                for name, value in reply.headers.items():
+                    self.send_header(name, value)
+                self.send_header("content-length", str(len(reply.body) + (10 if reply.cut else 0)))
+                self.end_headers()
+                self.wfile.write(reply.body)
+                self.close_connection = self.close_connection or reply.cut
+
+            do_GET = do_POST = _serve  # noqa: N815 - the names that http.server calls
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@dataclass
+class Proxy:
+    """A running proxy that accepts requests.
+
+    Attributes:
+        url: Where it listens, without /v1.
+        process: The process.
+        folder: Its home and working directory.
+        log_path: The file that its stderr goes to.
+    """
+
+    url: str
+    process: subprocess.Popen[bytes]
+    folder: Path
+    log_path: Path
+
+    def client(self, **options: Any) -> httpx.Client:
+        """An HTTP client whose base URL is the proxy."""
+        return httpx.Client(base_url=self.url, timeout=options.pop("timeout", REQUEST_LIMIT_S), **options)
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor seconds that the process has used, all threads."""
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+    @property
+    def loop_cpu_s(self) -> float:
+        """Processor seconds that the main thread, which runs the event loop, has used."""
+        pid = self.process.pid
+        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+    def memory_bytes(self, name: str) -> int:
+        """A figure of /proc/PID/status, such as VmRSS, VmHWM or VmSize, in bytes."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError(f"no {name}")
+
+    def log_lines(self, event: str | None = None) -> list[dict[str, Any]]:
+        """The JSON lines of the log; only those of one event where it is named."""
+        text = self.log_path.read_text(errors="replace")
+        lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        return [line for line in lines if event is None or line.get("event") == event]
+
+    def wait_for(self, condition: Callable[[], Any], what: str) -> Any:
+        """Poll until `condition` gives something true, and return it; the outer bound only catches a hang."""
+        deadline = time.monotonic() + START_LIMIT_S
+        while not (found := condition()):
+            assert time.monotonic() < deadline, f"{what}: did not happen"
+            assert self.process.poll() is None, f"the proxy has ended:\n{self.log_path.read_text()}"
+            time.sleep(0.02)
+        return found
+
+
+@contextmanager
+def run_proxy(
+    folder: Path,
+    upstream: str,
+    config: Mapping[str, Any] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    prepare: Callable[[], None] | None = None,
+) -> Iterator[Proxy]:
+    """Start `serve` before an upstream and kill it at the end.
+
+    Args:
+        folder: Home and working directory of the process.
+        upstream: Base URL of the provider.
+        config: Sections of the configuration file. Logs are JSON and the store is in memory unless told.
+        environ: More environment variables.
+        prepare: Called in the new process before the command, for resource limits.
+    """
+    sections: dict[str, Any] = {
+        "store": {"url": "memory://"},
+        "observability": {"log_format": "json"},
+        **(config or {}),
+    }
+    path = folder / "config.json"  # JSON is YAML
+    path.write_text(json.dumps(sections))
+    log_path = folder / "stderr.log"
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [COMMAND, "serve", "--config", str(path), "--port", "0", "--upstream", upstream],
+            cwd=folder,
+            env={"HOME": str(folder), "PATH": os.environ["PATH"], **(environ or {})},
+            stdout=subprocess.PIPE,
+            stderr=log,
+            preexec_fn=prepare,  # noqa: PLW1509 - limits of the child; no thread runs in it
+        )
+    timer = threading.Timer(START_LIMIT_S, process.kill)
+    timer.start()
+    try:
+        assert process.stdout is not None
+        url = ""
+        for line in process.stdout:  # ends when the process does
+            text = line.decode()
+            if "listens on" in text:
+                url = text.split()[-1]
+            if "OPENAI_BASE_URL" in text:
+                break
+        timer.cancel()
+        assert url, log_path.read_text()
+        yield Proxy(url, process, folder, log_path)
+    finally:
+        timer.cancel()
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
