@@ -142,9 +142,9 @@ async def _whole(compactor: Compactor, ask: Ask, target: int) -> Fit | None:
 
 def narrowed(limit: int, ask: Ask) -> int:
     """The largest window, in tokens, in which a request must fit `limit` tokens."""
-    reserves, asked = policy_for(ask.settings, ask.strategy).reserves, ask.body.max_output
-    windows = range(4 * limit + 4)  # a limit is at least a quarter of its window
-    return bisect_right(windows, limit, lo=1, key=lambda window: budget(window, reserves, asked).limit) - 1
+    reserves = policy_for(ask.settings, ask.strategy).reserves
+    windows = range(2 * limit + 4)  # an input limit is at least three quarters of its window
+    return bisect_right(windows, limit, lo=1, key=lambda w: budget(w, reserves, None).input_limit) - 1
 
 
 def _nobody() -> tuple[SummaryRoute, ...]:

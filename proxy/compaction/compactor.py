@@ -172,7 +172,11 @@ class Compactor:
         view = await self._viewer.view(narrower, refusals=refusals, fresh=True)
         if view.wishes.bypass:
             return self._bypassed(view)
-        return await self._finished(_told(view, refused.estimate, overflow), "overflow")
+        view = _told(view, refused.estimate, overflow)
+        if _is_for_output(view, overflow):  # a round may help; nothing is cut for room that may stay unused
+            taken = view.bound(view.effective)
+            view = replace(view, budget=replace(view.budget, input_limit=taken))
+        return await self._finished(view, "overflow")
 
     async def _lesson(self, ask: Ask, refused: Fit, overflow: Overflow) -> int:
         """Learn from a refusal, and say what window the request must fit.
@@ -217,7 +221,7 @@ class Compactor:
 
     async def _settled(self, view: View) -> Settled:
         """The list to forward: as it is if it may be, else repaired, and cut until it fits."""
-        over = view.automatic and view.over(view.effective)
+        over = view.automatic and view.exceeds_window(view.effective)
         if view.earlier is None and not over:
             return Settled(view.messages, changed=False, fits=True)
         messages = view.effective if sound(view.effective) else repair(view.effective)
@@ -225,12 +229,15 @@ class Compactor:
             messages = alternate(messages)
         if not all(map(_TOKENS, messages)):
             messages = await sized(messages, view, self._reading)
+        whole = True
         if over:
-            messages = await cut(messages, view, self._reading)
+            shorter = await cut(messages, view, self._reading)
+            if not view.hopeless(shorter):  # else nothing is won by what was cut
+                messages, whole = shorter, False
         if view.counted(messages) > view.counted(view.messages):  # never larger
             messages = view.messages
         changed = messages is not view.messages
-        return Settled(messages, changed, fits=not view.hopeless(messages), whole=not over and changed)
+        return Settled(messages, changed, fits=not view.hopeless(messages), whole=whole and changed)
 
     def _written(
         self,
@@ -280,8 +287,15 @@ def _told(view: View, estimate: int, overflow: Overflow) -> View:
     anchor = anchored(view.prefixes, view.standing, estimate, overflow.used)
     if anchor is None:
         return view
-    most = int(TOLD_SHARE * (view.budget.window - (view.ask.body.max_output or 0)))
-    return replace(view, anchor=anchor, most=max(view.most, most))
+    return replace(view, anchor=anchor, most=max(view.most, int(TOLD_SHARE * view.budget.window)))
+
+
+def _is_for_output(view: View, overflow: Overflow) -> bool:
+    """Whether the upstream refused only the sum of the prompt and the output asked for."""
+    if overflow.kind != "context" or overflow.limit is None or overflow.used is not None:
+        return overflow.kind == "context_output"
+    asked = view.ask.body.max_output or 0
+    return view.bound(view.effective) < overflow.limit < view.size(view.effective) + asked
 
 
 def _with_less_output(ask: Ask, refused: Fit, overflow: Overflow) -> Fit | None:

@@ -27,7 +27,7 @@ async def sized(messages: Sequence[Message], view: View, reading: Reading) -> tu
 
 
 async def cut(messages: tuple[Message, ...], view: View, reading: Reading) -> tuple[Message, ...]:
-    """The list, as much of it as fits the view's limit."""
+    """Returns as much of the list as fits the view's window; the list may be too large still."""
     room, most = _room(view)
     names, dialect = _names(view), view.gauge.dialect
     messages = kept = await _masked(messages, view, names, reading, room)
@@ -55,10 +55,10 @@ async def cut(messages: tuple[Message, ...], view: View, reading: Reading) -> tu
 
 
 def _room(view: View) -> tuple[int, int]:
-    """Counted tokens that the messages may take: with everything that is kept free, and at best."""
+    """Counted tokens that the messages may take: with what is kept free for safety, and at best."""
     size, bound = view.size(view.effective), view.bound(view.effective)
     counted = max(1, view.counted(view.effective))
-    room = view.budget.limit * counted // max(1, bound) - view.overhead
+    room = view.budget.input_limit * counted // max(1, bound) - view.overhead
     return room, view.most * counted // max(1, size) - view.overhead
 
 

@@ -16,7 +16,6 @@ class Terms(NamedTuple):
     Attributes:
         policy: The strategy.
         budget: What may be spent.
-        most: What could be taken at best: nothing is kept free for the error of estimates.
         rows: Trigger rows in force; the client may lower the trigger, never raise it.
         automatic: Whether anything may be done that was not asked for.
         counts: Whether it matters what the conversation has gained.
@@ -26,7 +25,6 @@ class Terms(NamedTuple):
 
     policy: Policy
     budget: Budget
-    most: int
     rows: tuple[Row, ...]
     automatic: bool
     counts: bool
@@ -70,7 +68,6 @@ def terms_for(
     return Terms(
         policy=policy,
         budget=spent,
-        most=max(spent.limit, window - (max_output or 0)),
         rows=rows,
         automatic=automatic(rows),
         counts=any(row.counts for row in rows),

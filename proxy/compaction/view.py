@@ -191,12 +191,16 @@ class View:
         )
 
     def over(self, messages: Sequence[Message]) -> bool:
-        """Whether a request with these messages might not fit, estimates being what they are."""
+        """Whether a request with these messages may leave too little room for its answer, or not fit."""
         return self.bound(messages) > self.budget.limit
+
+    def exceeds_window(self, messages: Sequence[Message]) -> bool:
+        """Whether a request with these messages may not fit, even if it leaves no room for its answer."""
+        return self.bound(messages) > self.budget.input_limit
 
     def hopeless(self, messages: Sequence[Message]) -> bool:
         """Whether a request with these messages will not fit, as far as we can tell."""
-        return self.size(messages) > max(self.budget.limit, self.most)
+        return self.size(messages) > max(self.budget.input_limit, self.most)
 
     @property
     def held_back(self) -> bool:

@@ -96,7 +96,9 @@ class Viewer:
         terms = terms_for(ask.settings, ask.strategy, window, output, lower, aims)
         spent = terms.budget
         if refusals:
-            spent = replace(spent, limit=int(spent.limit * TIGHT_SHARE**refusals))
+            tight = TIGHT_SHARE**refusals
+            limit, input_limit = int(spent.limit * tight), int(spent.input_limit * tight)
+            spent = replace(spent, limit=limit, input_limit=input_limit)
         sought = _Sought(ask, terms.policy.name, root, listed.body, listed.prefixes)
         matched = await self._matched(sought, fresh=fresh)
         return View(
@@ -111,7 +113,7 @@ class Viewer:
             guessed=listed.guessed,
             calibration=learned.calibration,
             budget=spent,
-            most=int(terms.most * DOUBT_SHARES[refusals]),
+            most=int(spent.window * DOUBT_SHARES[refusals]),
             earlier=matched.checkpoint,
             effective=applied(matched.checkpoint, listed.messages),
             place=matched.place,

@@ -28,24 +28,31 @@ class Budget:
     Attributes:
         window: Largest input that the model takes.
         usable: The window less the reserves; percentages are of this.
-        limit: The window less the output asked for and safety; what is forwarded must fit in here.
+        limit: The window less safety and the output asked for, which counts up to a quarter of the window
+            here. A larger request is compacted.
+        input_limit: The window less safety. Content is only cut, without a summary, from what is larger.
     """
 
     window: int
     usable: int
     limit: int
+    input_limit: int
 
 
 def budget(window: int, reserves: Reserves, max_output: int | None) -> Budget:
     """The budget of a request that asks for up to `max_output` tokens (None: it does not say).
 
-    Reserves shrink in proportion where together they would take more than a quarter of the window. A
-    request that asks for more output than the window can give still gets a limit of a quarter: how such a
-    wish is judged is the upstream's affair, and nothing would be won by removing everything.
+    Reserves shrink in proportion where together they would take more than a quarter of the window. The
+    output asked for is a ceiling, not a need: it yields to a quarter of the window before a request is
+    compacted, and to nothing before content is cut.
     """
-    asked = max_output or 0
-    wanted = reserves.system + max(reserves.output, asked) + reserves.safety
-    reserve = min(wanted, window // RESERVE_SHARE)
-    safety = reserves.safety * reserve // wanted if wanted else 0
-    limit = max(window - asked - safety, window // RESERVE_SHARE)
-    return Budget(window=window, usable=window - reserve, limit=limit)
+    asked, most = max_output or 0, window // RESERVE_SHARE
+    reserve = min(reserves.system + max(reserves.output, asked) + reserves.safety, most)
+    own = reserves.system + reserves.output + reserves.safety
+    safety = reserves.safety * min(own, most) // own if own else 0
+    return Budget(
+        window=window,
+        usable=window - reserve,
+        limit=window - min(asked + safety, most),
+        input_limit=window - safety,
+    )

@@ -1,9 +1,10 @@
-"""The floor of the ladder: a request is made to fit without any model, so that it always fits.
+"""The last rungs of the ladder: a request is made to fit without any model, wherever that is possible.
 
 Rungs, each only as far as needed: cap the largest of the older messages, leave out the oldest units, leave
 out all but the last one and cut what is left of it. Privileged messages and the latest user message stay
 whole; stand-ins and the latest message, then the task, are cut last of all, and only once even the safety
-that is kept for the error of estimates would not hold them.
+that is kept for the error of estimates would not hold them. The newest unit and the task keep at least head
+and tail: a list that does not fit so does not fit at all.
 """
 
 from bisect import bisect_left
@@ -16,10 +17,10 @@ from proxy.core.summary import task_of
 
 # A message is capped to no less than this before others are left out altogether, in tokens.
 CAP_FLOOR = 400
-# The last rungs leave at least this much of a message, in tokens; the notice of what is missing takes half.
+# Records of ours are cut to no less than this, in tokens; the notice of what is missing takes half.
 CUT_FLOOR = 48
-# Where even that is too much, this much is left: nothing but a mark.
-LEAST = 8
+# Under small limits a message is capped to no less than this part of the limit.
+LEAST_SHARE = 10
 # The newest units stay as they are up to this share of the room that may be shared out.
 NEWEST_SHARE = 0.5
 
@@ -139,22 +140,23 @@ def squeeze(
 def _last_rungs(rung: _Rung, fixed: set[int], ours: AbstractSet[int], most: int) -> Squeeze:
     """Beside what is kept only the last unit is left: what gives next, until it fits.
 
-    The latest message and ours, the larger first, down to a cap; ours; the latest message; the task.
+    The rest of the last unit; the latest message and ours, the larger first; ours; the task. What is theirs
+    keeps head and tail: a mark alone would hide that it was ever there, so the list does not fit then.
     """
-    kept = rung.kept
-    older = kept - {len(rung.messages) - 1} | fixed
+    kept, last = rung.kept, len(rung.messages) - 1
+    older = kept - {last} | fixed
+    newest = _flat(_runs(rung.messages)[-1:])
     nothing: AbstractSet[int] = frozenset()
-    away = ours - {len(rung.messages) - 1}
+    away = ours - {last}
+    least = max(CUT_FLOOR, min(CAP_FLOOR, rung.limit // LEAST_SHARE))
     ways = (
-        (kept, nothing, CUT_FLOOR),
+        (kept, nothing, least),
         (older - ours, nothing, CAP_FLOOR),
-        (kept - ours, nothing, CUT_FLOOR),
-        (kept - ours, away, CUT_FLOOR),
-        (older - ours, nothing, CUT_FLOOR),
-        (older - ours, away, LEAST),
-        (fixed, nothing, CUT_FLOOR),
-        (fixed, away, CUT_FLOOR),
-        (fixed, away, LEAST),
+        (kept - ours | newest, nothing, CUT_FLOOR),
+        (kept - ours, away, least),
+        (older - ours, away, least),
+        (fixed, nothing, least),
+        (fixed, away, least),
     )
     for whole, dropped, floor in ways:
         safe = replace(rung, kept=whole, gone=rung.gone | dropped, floor=floor)

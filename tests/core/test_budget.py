@@ -10,13 +10,13 @@ SEED = Reserves(system=2_000, output=4_000, safety=5_000)
 @pytest.mark.parametrize(
     ("window", "asked", "expected"),
     [
-        (128_000, None, Budget(window=128_000, usable=117_000, limit=123_000)),
-        (128_000, 2_000, Budget(window=128_000, usable=117_000, limit=121_000)),
-        (128_000, 16_000, Budget(window=128_000, usable=105_000, limit=107_000)),
-        (8_192, None, Budget(window=8_192, usable=6_144, limit=8_192 - 930)),
-        (8_192, 4_096, Budget(window=8_192, usable=6_144, limit=8_192 - 4_096 - 922)),
-        (8_192, 10**9, Budget(window=8_192, usable=6_144, limit=2_048)),
-        (0, None, Budget(window=0, usable=0, limit=0)),
+        (128_000, None, Budget(128_000, usable=117_000, limit=123_000, input_limit=123_000)),
+        (128_000, 2_000, Budget(128_000, usable=117_000, limit=121_000, input_limit=123_000)),
+        (128_000, 16_000, Budget(128_000, usable=105_000, limit=107_000, input_limit=123_000)),
+        (8_192, None, Budget(8_192, usable=6_144, limit=8_192 - 930, input_limit=8_192 - 930)),
+        (8_192, 4_096, Budget(8_192, usable=6_144, limit=6_144, input_limit=8_192 - 930)),
+        (8_192, 10**9, Budget(8_192, usable=6_144, limit=6_144, input_limit=8_192 - 930)),
+        (0, None, Budget(0, usable=0, limit=0, input_limit=0)),
     ],
 )
 def test_reserves_shrink_in_proportion_to_a_quarter_of_the_window(
@@ -26,4 +26,11 @@ def test_reserves_shrink_in_proportion_to_a_quarter_of_the_window(
 
 
 def test_without_reserves_all_is_usable() -> None:
-    assert budget(1_000, Reserves(0, 0, 0), None) == Budget(window=1_000, usable=1_000, limit=1_000)
+    assert budget(1_000, Reserves(0, 0, 0), None) == Budget(1_000, usable=1_000, limit=1_000, input_limit=1_000)
+
+
+def test_output_asked_for_takes_a_quarter_of_the_limit_at_most_and_nothing_of_the_input_limit() -> None:
+    for asked in (1_000, 8_000, 32_000, 10**9):
+        spent = budget(28_000, SEED, asked)
+        assert spent.limit >= 21_000
+        assert spent.input_limit == budget(28_000, SEED, None).input_limit

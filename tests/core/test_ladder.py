@@ -1,6 +1,6 @@
 """The floor of the ladder: each rung only as far as needed, and what stays whole on it."""
 
-from proxy.core.ladder import GONE, LEAST, WHOLE, squeeze
+from proxy.core.ladder import GONE, WHOLE, squeeze
 from proxy.core.message import Call, Message
 
 SYSTEM = Message("system", "rules", tokens=100)
@@ -63,8 +63,14 @@ def test_of_the_last_unit_the_call_is_cut_before_the_last_result() -> None:
     messages = [user(50), said(900), calling(100), answer(900)]
 
     assert squeezed(messages, 1_200) == ((WHOLE, GONE, WHOLE, WHOLE), True)
-    assert squeezed(messages, 1_000) == ((WHOLE, GONE, 50, WHOLE), True)
+    assert squeezed(messages, 1_000) == ((WHOLE, GONE, WHOLE, 850), True)
     assert squeezed(messages, 150) == ((WHOLE, GONE, 50, 50), True)
+
+
+def test_of_the_last_unit_other_results_are_cut_before_the_last_one() -> None:
+    messages = [user(50), calling(100), answer(900), answer(900)]
+
+    assert squeezed(messages, 1_500) == ((WHOLE, WHOLE, 450, WHOLE), True)
 
 
 def test_the_last_result_is_cut_before_the_task() -> None:
@@ -88,10 +94,11 @@ def test_stand_ins_and_the_task_may_take_half_of_what_is_kept_for_the_error_of_e
     assert squeezed(messages, 700, frozenset({2}), most=4_000) == ((WHOLE, WHOLE, WHOLE, GONE, WHOLE), True)
 
 
-def test_where_nothing_else_fits_nothing_but_marks_is_left_of_what_may_be_cut() -> None:
-    messages = [user(500), said(600), user(300), said(600)]
+def test_the_task_and_the_newest_message_keep_head_and_tail_or_nothing_fits() -> None:
+    messages = [user(5_000), said(600), user(3_000), said(6_000)]
 
-    assert squeezed(messages, 320) == ((LEAST + 2, GONE, WHOLE, LEAST + 2), True)
+    assert squeezed(messages, 4_000) == ((500, GONE, WHOLE, 500), True)
+    assert squeezed(messages, 3_700)[1] is False
 
 
 def test_what_may_not_be_touched_may_be_too_large() -> None:
@@ -101,7 +108,7 @@ def test_what_may_not_be_touched_may_be_too_large() -> None:
 def test_the_latest_user_message_is_sought_among_the_clients_own() -> None:
     messages = [user(1_000), user(500), said(400)]
 
-    assert squeezed(messages, 1_124, frozenset({1})) == ((WHOLE, 62, 62), True)
+    assert squeezed(messages, 1_124, frozenset({1})) == ((WHOLE, GONE, 124), True)
 
 
 def test_an_equal_message_is_not_the_task() -> None:

@@ -5,7 +5,7 @@ import pytest
 from proxy.core.budget import Budget
 from proxy.core.trigger import UNKNOWN, Aims, Gained, Marks, Row, aimed, automatic, fired, mark, marks
 
-BUDGET = Budget(window=10_000, usable=8_000, limit=9_000)
+BUDGET = Budget(10_000, usable=8_000, limit=9_000, input_limit=9_500)
 NOTHING_NEW = Gained(messages=0, turns=0, iterations=0)
 
 
@@ -84,7 +84,7 @@ def test_without_a_soft_share_nothing_is_done_ahead_of_need() -> None:
     assert marks([Row(percent=75)], BUDGET, soft_share=0, hard_percent=100) == Marks(None, 6_000, 8_000)
 
 
-LARGE = Budget(window=200_000, usable=190_000, limit=195_000)
+LARGE = Budget(200_000, usable=190_000, limit=195_000, input_limit=198_000)
 
 
 @pytest.mark.parametrize(
