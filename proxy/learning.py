@@ -129,6 +129,18 @@ class Learning:
         self._remember(key, known._replace(window=smaller, until=until))
         await self._keep(key, model)
 
+    async def learn_adds_output(self, tenant: str, origin: str, model: str) -> None:
+        """Remember that the upstream refused the sum of a prompt and the output asked for."""
+        known = await self.of(tenant, origin, model)
+        key = model_key(tenant, origin, model)
+        self._remember(key, known._replace(adds_output_until=self._now() + BELIEVED_S))
+        await self._keep(key, model)
+
+    def adds_output(self, tenant: str, origin: str, model: str) -> bool:
+        """Whether the upstream counts the output asked for, too, as far as this process knows already."""
+        key = model_key(tenant, origin, model)
+        return key in self._known and self._fresh(key).adds_output
+
     async def observed(self, tenant: str, origin: str, model: str, estimate: int, actual: int) -> None:
         """An answer's usage said how many tokens a request really had."""
         key = model_key(tenant, origin, model)
@@ -259,6 +271,8 @@ class Learning:
             known = known._replace(window=None)
         if known.discovered and known.asked_until <= now:
             known = known._replace(discovered=None)
+        if known.adds_output_until and known.adds_output_until <= now:
+            known = known._replace(adds_output_until=0.0)
         return known._replace(accepted=0) if known.accepted and known.accepted_until <= now else known
 
     def _remember(self, key: str, learned: Learned) -> None:

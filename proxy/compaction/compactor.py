@@ -5,7 +5,7 @@ due, and goes down the ladder where the result would still not fit. `prepare` ma
 Whatever goes wrong here, the client's own bytes go on.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from proxy.compaction.replacing import QUIET, Replacing
 from proxy.compaction.view import View
 from proxy.compaction.viewer import Viewer
 from proxy.core.anchor import anchored
+from proxy.core.calibration import Calibration
 from proxy.core.message import Message
 from proxy.core.repair import alternate, repair, sound
 from proxy.core.trigger import automatic
@@ -33,15 +34,18 @@ from proxy.reading import Reading
 
 # How often a request that was refused as too long is sent again, shorter each time.
 REPLAYS = 2
-# Output that is lowered to what is left keeps this distance, and is left alone below that, in tokens.
+# Output that is lowered to what is left keeps this distance, and is not lowered below that, in tokens.
 OUTPUT_MARGIN_TOKENS = 64
-LEAST_OUTPUT_TOKENS = 256
+LEAST_OUTPUT_TOKENS = 1_024
 # Where an overflow error names no limit, the request is made this much smaller than what was refused.
 BLIND_SHARE = 0.7
 # Where it says what it counted, little is estimated: what matters may fill this share of the window.
 TOLD_SHARE = 0.985
 # Why a request is bypassed that does not ask for it itself.
 ASKED = "asked"
+
+# Nothing of a request is changed under these.
+_UNTOUCHED = frozenset({Status.SHADOW, Status.BYPASSED})
 
 _PARTS, _TOKENS = attrgetter("parts"), attrgetter("tokens")
 
@@ -112,11 +116,9 @@ class Compactor:
         wanted = ask.mode in {Mode.ACTIVE, Mode.FORCE} and automatic(rows)
         if not wanted or overflow.kind == "bytes" or refused.report.status is Status.BYPASSED:
             return None
-        if (lowered := _with_less_output(ask, refused, overflow)) is not None:
-            return lowered
         for tightness in range(refusals, REPLAYS + 1):
             fit = await self._failing_open(ask, self._refitted(ask, refused, overflow, tightness))
-            if len(fit.raw) < len(refused.raw):
+            if len(fit.raw) <= len(refused.raw) and fit.raw != refused.raw:
                 return fit
         return None
 
@@ -166,22 +168,24 @@ class Compactor:
         return self._written(bare, settled, Status.BYPASSED, ASKED)
 
     async def _refitted(self, ask: Ask, refused: Fit, overflow: Overflow, refusals: int) -> Fit:
-        limit = await self._lesson(ask, refused, overflow)
+        limit, adds_output = await self._lesson(ask, refused, overflow)
         window = min(filter(None, (limit, ask.settings.window)))
         narrower = replace(ask, settings=replace(ask.settings, window=window))
-        view = await self._viewer.view(narrower, refusals=refusals, fresh=True)
+        view = await self._viewer.view(narrower, refusals=0 if adds_output else refusals, fresh=True)
         if view.wishes.bypass:
             return self._bypassed(view)
         view = _told(view, refused.estimate, overflow)
-        if _is_for_output(view, overflow):  # a round may help; nothing is cut for room that may stay unused
-            taken = view.bound(view.effective)
+        if adds_output:  # the prompt alone fits, so nothing may be cut from it
+            taken = max(view.budget.input_limit, view.bound(view.effective))
             view = replace(view, budget=replace(view.budget, input_limit=taken))
-        return await self._finished(view, "overflow")
+        due = view.due() if adds_output and ask.lower_output else "overflow"
+        return await self._finished(view, due)
 
-    async def _lesson(self, ask: Ask, refused: Fit, overflow: Overflow) -> int:
-        """Learn from a refusal, and say what window the request must fit.
+    async def _lesson(self, ask: Ask, refused: Fit, overflow: Overflow) -> tuple[int, bool]:
+        """Learn from a refusal.
 
-        Errors may echo the request. So nothing is remembered of a number that stands in it.
+        Returns the window that the request must fit, and whether only its sum with the output asked for did
+        not fit. Errors may echo the request. So nothing is remembered of a number that stands in it.
         """
         estimate = refused.estimate
         if not estimate:  # it had passed the gate uncounted
@@ -190,12 +194,15 @@ class Compactor:
         echoed = Mentioned(ask.body.raw)
         if overflow.used and overflow.kind != "tpm" and overflow.used not in echoed:
             await self._learning.observed(ask.tenant, ask.origin, ask.model, estimate, overflow.used)
+        learned = await self._learning.of(ask.tenant, ask.origin, ask.model)
         if overflow.limit is None:
-            learned = await self._learning.of(ask.tenant, ask.origin, ask.model)
-            return int(learned.calibration.size(estimate) * BLIND_SHARE)
+            return int(learned.calibration.size(estimate) * BLIND_SHARE), False
         if overflow.kind != "tpm" and overflow.limit not in echoed:
             await self._learning.overflowed(ask.tenant, ask.origin, ask.model, overflow.limit)
-        return overflow.limit
+        adds_output = _is_for_output(overflow, learned.calibration, estimate, ask.body.max_output or 0)
+        if adds_output:
+            await self._learning.learn_adds_output(ask.tenant, ask.origin, ask.model)
+        return overflow.limit, adds_output
 
     async def _finished(self, view: View, due: str | None) -> Fit:
         """The request with a round made if one is due, and brought under the limit."""
@@ -250,6 +257,9 @@ class Compactor:
         ahead: bool = False,
     ) -> Fit:
         raw = write(view.ask.body, settled.messages) if settled.changed else view.ask.body.raw
+        max_output = None
+        if status not in _UNTOUCHED:
+            raw, max_output = _lower_output(view, raw, settled.messages)
         report = Report(
             status=status,
             conversation=view.conversation,
@@ -264,6 +274,7 @@ class Compactor:
             reason=reason,
             tokens_due=tokens_due,
             place=view.place.hex(),
+            max_output=max_output,
         )
         footing = view.footing() if settled.whole else None
         guessed = any(map(_PARTS, settled.messages)) if settled.changed else view.guessed
@@ -282,7 +293,7 @@ def _due(view: View) -> str | None:
 
 def _told(view: View, estimate: int, overflow: Overflow) -> View:
     """The view with what the upstream has counted of the request that it refused, if it said so."""
-    if not estimate or overflow.used is None or overflow.kind != "context":
+    if not estimate or overflow.used is None or overflow.kind not in {"context", "context_output"}:
         return view
     anchor = anchored(view.prefixes, view.standing, estimate, overflow.used)
     if anchor is None:
@@ -290,19 +301,23 @@ def _told(view: View, estimate: int, overflow: Overflow) -> View:
     return replace(view, anchor=anchor, most=max(view.most, int(TOLD_SHARE * view.budget.window)))
 
 
-def _is_for_output(view: View, overflow: Overflow) -> bool:
-    """Whether the upstream refused only the sum of the prompt and the output asked for."""
+def _is_for_output(overflow: Overflow, calibration: Calibration, estimate: int, asked: int) -> bool:
+    """Whether the upstream refused only the sum of the prompt and the `asked` tokens of output."""
     if overflow.kind != "context" or overflow.limit is None or overflow.used is not None:
         return overflow.kind == "context_output"
-    asked = view.ask.body.max_output or 0
-    return view.bound(view.effective) < overflow.limit < view.size(view.effective) + asked
+    return calibration.bound(estimate) < overflow.limit < calibration.size(estimate) + asked
 
 
-def _with_less_output(ask: Ask, refused: Fit, overflow: Overflow) -> Fit | None:
-    """The request as it was, with less output asked for, if that may be and is all that it takes."""
-    if not ask.lower_output or overflow.limit is None or overflow.used is None:
-        return None
-    left = overflow.limit - overflow.used - OUTPUT_MARGIN_TOKENS
-    if overflow.kind != "context_output" or left < LEAST_OUTPUT_TOKENS or refused.raw is not ask.body.raw:
-        return None
-    return replace(refused, raw=with_output(ask.body, left))
+def _lower_output(view: View, raw: bytes, messages: Sequence[Message]) -> tuple[bytes, int | None]:
+    """Returns the body asking for as much output as the upstream will take beside the prompt.
+
+    With it the tokens of output that it asks for now; None where it is unchanged.
+    """
+    most, asked = view.budget.sum_limit, view.ask.body.max_output
+    if most is None or asked is None or not (view.automatic and view.ask.lower_output):
+        return raw, None
+    left = view.budget.window - view.bound(messages) - OUTPUT_MARGIN_TOKENS
+    if not LEAST_OUTPUT_TOKENS <= left < asked:
+        return raw, None
+    lowered = with_output(raw, view.ask.body.dialect, left)
+    return (raw, None) if lowered is raw else (lowered, left)

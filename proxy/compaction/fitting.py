@@ -93,6 +93,7 @@ class Report(NamedTuple):  # made for each request: a dataclass costs four times
         reason: Why not more was done, or why it failed.
         tokens_due: Tokens that would have gone on without a round made just now.
         place: Where the checkpoint in force is kept, as hex digits.
+        max_output: Tokens of output that are asked for in place of what the client asked for; None: its own.
     """
 
     status: Status
@@ -108,6 +109,7 @@ class Report(NamedTuple):  # made for each request: a dataclass costs four times
     reason: str | None = None
     tokens_due: int | None = None
     place: str = ""
+    max_output: int | None = None
 
 
 class Footing(NamedTuple):

@@ -46,6 +46,8 @@ def terms_for(
     max_output: int | None,
     trigger: int | None,
     aims: Aims = UNKNOWN,
+    *,
+    adds_output: bool = False,
 ) -> Terms:
     """The terms of requests that are alike in all of this; they follow from nothing else.
 
@@ -56,12 +58,13 @@ def terms_for(
         max_output: The largest output asked for, in tokens; None if the request does not say.
         trigger: A lower trigger that the client asked for, in tokens.
         aims: What the trigger's fields about money come to.
+        adds_output: Whether the upstream counts the output asked for, too.
 
     Raises:
         KeyError: There is no strategy of that name.
     """
     policy = policy_for(settings, strategy)
-    spent = budget(window, policy.reserves, max_output)
+    spent = budget(window, policy.reserves, max_output, adds_output=adds_output)
     rows = aimed(policy.trigger, aims)
     if trigger is not None and trigger < (mark(rows, spent) or 0):
         rows = (Row(tokens=trigger), *rows)

@@ -198,6 +198,11 @@ class View:
         """Whether a request with these messages may not fit, even if it leaves no room for its answer."""
         return self.bound(messages) > self.budget.input_limit
 
+    def leaves_too_little_output(self) -> bool:
+        """Whether the upstream will refuse the request for the output it asks for, and a round may help."""
+        most = self.budget.sum_limit
+        return most is not None and self.fixed <= most < self.size(self.effective) and not self.held_back
+
     def hopeless(self, messages: Sequence[Message]) -> bool:
         """Whether a request with these messages will not fit, as far as we can tell."""
         return self.size(messages) > max(self.budget.input_limit, self.most)
@@ -216,6 +221,8 @@ class View:
         """What makes a round due now, or None."""
         if self.automatic and self.over(self.effective):
             return "limit"
+        if self.automatic and self.leaves_too_little_output():
+            return "output"
         terms, size = self.terms, self.size(self.effective)
         if terms.least is None or size < terms.least or self.held_back:
             return None

@@ -93,7 +93,9 @@ class Viewer:
         root = remembered_as(ask, listed.prefixes)
         aims, basis = self._aimed(ask, root, listed, learned.calibration, overhead)
         output, lower = ask.body.max_output, ask.trigger_tokens
-        terms = terms_for(ask.settings, ask.strategy, window, output, lower, aims)
+        terms = terms_for(
+            ask.settings, ask.strategy, window, output, lower, aims, adds_output=learned.adds_output
+        )
         spent = terms.budget
         if refusals:
             tight = TIGHT_SHARE**refusals

@@ -51,8 +51,8 @@ class UpstreamSection(BaseModel):
     """Longest silence of the upstream, in seconds."""
     stream_usage: Annotated[str, Only("observe")] = "observe"
     """Whether `usage` on streams is only observed."""
-    lower_max_tokens: bool = False
-    """Whether a request's `max_tokens` may be lowered to make it fit."""
+    lower_max_tokens: Literal["auto"] | bool = "auto"
+    """`auto`: `max_tokens` is lowered where the upstream refuses its sum with the prompt; `false`: never."""
     responses_compact: Literal["auto", "relay", "answer"] = "auto"
     """Who answers `…/responses/compact`: `relay` the upstream, `answer` we, `auto` we where it does not."""
     wires: WiresSection = WiresSection()

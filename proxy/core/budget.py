@@ -31,20 +31,24 @@ class Budget:
         limit: The window less safety and the output asked for, which counts up to a quarter of the window
             here. A larger request is compacted.
         input_limit: The window less safety. Content is only cut, without a summary, from what is larger.
+        sum_limit: The window less safety and all of the output asked for, where the upstream refuses what is
+            larger; else None.
     """
 
     window: int
     usable: int
     limit: int
     input_limit: int
+    sum_limit: int | None = None
 
 
-def budget(window: int, reserves: Reserves, max_output: int | None) -> Budget:
+def budget(window: int, reserves: Reserves, max_output: int | None, *, adds_output: bool = False) -> Budget:
     """The budget of a request that asks for up to `max_output` tokens (None: it does not say).
 
     Reserves shrink in proportion where together they would take more than a quarter of the window. The
     output asked for is a ceiling, not a need: it yields to a quarter of the window before a request is
-    compacted, and to nothing before content is cut.
+    compacted, and to nothing before content is cut. `adds_output` says that the upstream refuses a prompt
+    that exceeds the window together with the output asked for.
     """
     asked, most = max_output or 0, window // RESERVE_SHARE
     reserve = min(reserves.system + max(reserves.output, asked) + reserves.safety, most)
@@ -55,4 +59,5 @@ def budget(window: int, reserves: Reserves, max_output: int | None) -> Budget:
         usable=window - reserve,
         limit=window - min(asked + safety, most),
         input_limit=window - safety,
+        sum_limit=window - safety - asked if adds_output else None,
     )

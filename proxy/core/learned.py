@@ -18,6 +18,8 @@ class Learned(NamedTuple):  # made for each answer: a dataclass costs four times
         asked_until: When it may be asked again, in seconds since the epoch.
         accepted: The largest input that it answered, if that was more than was known; else 0.
         accepted_until: When that is no longer believed, in seconds since the epoch.
+        adds_output_until: Until when the upstream is believed to count the output asked for, too, in seconds
+            since the epoch; 0: it is not.
     """
 
     calibration: Calibration
@@ -27,6 +29,12 @@ class Learned(NamedTuple):  # made for each answer: a dataclass costs four times
     asked_until: float = 0.0
     accepted: int = 0
     accepted_until: float = 0.0
+    adds_output_until: float = 0.0
+
+    @property
+    def adds_output(self) -> bool:
+        """Whether the upstream refuses a prompt that exceeds the window together with its output."""
+        return self.adds_output_until > 0
 
     def window_for(self, model: str, configured: int | None) -> int:
         """The window to reckon with, in tokens (DESIGN.md §5.5).
@@ -58,6 +66,7 @@ def merged(ours: Learned, theirs: Learned, now: float) -> Learned:
         later.asked_until,
         larger.accepted,
         larger.accepted_until,
+        max(ours.adds_output_until, theirs.adds_output_until),
     )
 
 
@@ -71,6 +80,7 @@ def to_fields(learned: Learned) -> dict[str, object]:
         "asked_until": learned.asked_until,
         "accepted": learned.accepted,
         "accepted_until": learned.accepted_until,
+        "adds_output_until": learned.adds_output_until,
     }
 
 
@@ -88,6 +98,7 @@ def from_fields(fields: Mapping[str, Any]) -> Learned:
         float(fields.get("asked_until", 0.0)),
         _tokens(fields.get("accepted")) or 0,
         float(fields.get("accepted_until", 0.0)),
+        float(fields.get("adds_output_until", 0.0)),
     )
 
 

@@ -12,6 +12,7 @@ DUE = frozenset({
     "force",  # it was asked for
     "huge",  # a new result is so large that it is shortened by itself
     "limit",  # the request would not fit otherwise
+    "output",  # the upstream would refuse it together with the output that it asks for
     "overflow",  # the upstream has refused it as too long
     "soft",  # the trigger is near, and nobody waits
 })  # fmt: skip

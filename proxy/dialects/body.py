@@ -158,13 +158,15 @@ def probe_body(raw: bytes, dialect: Dialect) -> bytes | None:
     return json.dumps({**kept, named: PROBE_TOKENS}).encode()
 
 
-def with_output(body: Body, tokens: int) -> bytes:
-    """The client's body asking for so many tokens of output where it asks for more; else as it is."""
-    if body.max_output is None or body.max_output <= tokens:
-        return body.raw
-    found = members(body.raw)
-    places = sorted((found[key] for key in body.dialect.members.output if key in found), reverse=True)
-    raw = body.raw
+def with_output(raw: bytes, dialect: Dialect, tokens: int) -> bytes:
+    """Returns a body that asks for so many tokens of output; as it is where its thinking needs more."""
+    found = members(raw)
+    if (place := found.get(dialect.members.thinking)) is not None:
+        thinking = small(raw[place.start : place.stop])
+        needed = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
+        if isinstance(needed, int) and needed >= tokens:
+            return raw
+    places = sorted((found[key] for key in dialect.members.output if key in found), reverse=True)
     for place in places:
         raw = raw[: place.start] + b"%d" % tokens + raw[place.stop :]
     return raw

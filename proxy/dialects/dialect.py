@@ -22,12 +22,14 @@ class Members(NamedTuple):
         output: Say how long an answer may be, in tokens; the first that says so decides.
         prompt: Become prompt tokens beside the conversation.
         telling: Tell whether the body is to be left as it is (`Dialect.left`).
+        thinking: Holds the `budget_tokens` of thinking, which the output must exceed; "" where nothing does.
     """
 
     messages: str
     output: tuple[str, ...]
     prompt: tuple[str, ...]
     telling: tuple[str, ...] = ()
+    thinking: str = ""
 
 
 class Weighed(NamedTuple):

@@ -125,6 +125,7 @@ def report_headers(report: Report, overhead_s: float | None = None) -> Headers:
         (b"x-compaction-tokens-saved", saved),
         (b"x-compaction-context-limit", report.window),
         (b"x-compaction-until-trigger-percent", _until_trigger(report)),
+        (b"x-compaction-max-tokens", report.max_output),
         (b"x-compaction-overhead-ms", None if overhead_s is None else f"{overhead_s * 1000:.1f}"),
         (b"x-compaction-reason", report.reason),
     )

@@ -218,7 +218,7 @@ class Endpoint:
             ),
             patience_s=passage.control.patience_s,
             strategy=passage.control.strategy,
-            lower_output=self._config.upstream.lower_max_tokens,
+            lower_output=self._config.upstream.lower_max_tokens is not False,
             pins=passage.control.pins,
             remembered=passage.who.conversation is not None or self._config.session.fallback == "content",
         )

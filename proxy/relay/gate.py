@@ -39,7 +39,7 @@ class _Room:
     Attributes:
         calibration: How the upstream counts.
         least: The fewest tokens at which anything happens.
-        limit: The most tokens that can be forwarded.
+        limit: The most tokens that are forwarded as they are.
     """
 
     calibration: Calibration
@@ -169,7 +169,8 @@ class Gate:
             return _NO_ROOM
         policy = policy_for(settings)
         window = self._learning.window_for(tenant, self._origin, model, settings.window)
-        spent = budget(window, policy.reserves, output)
+        adds_output = self._learning.adds_output(tenant, self._origin, model)
+        spent = budget(window, policy.reserves, output, adds_output=adds_output)
         rows = aimed(policy.trigger, self._least_aims(model, policy.trigger))
         least = mark(rows, spent)
         if least is None:
@@ -178,7 +179,8 @@ class Gate:
         least = min(least, at.soft or least)
         if results and policy.layout:  # a single result may be huge
             least = min(least, int(spent.usable * policy.layout.huge_share))
-        return _Room(self._learning.calibration(tenant, self._origin, model), least, spent.limit)
+        limit = spent.limit if spent.sum_limit is None else min(spent.limit, spent.sum_limit)
+        return _Room(self._learning.calibration(tenant, self._origin, model), least, limit)
 
     def _least_aims(self, model: str, rows: Sequence[Row]) -> Aims:
         """The least that the fields of a trigger about money may come to, whatever the conversation."""

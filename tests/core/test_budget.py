@@ -26,7 +26,9 @@ def test_reserves_shrink_in_proportion_to_a_quarter_of_the_window(
 
 
 def test_without_reserves_all_is_usable() -> None:
-    assert budget(1_000, Reserves(0, 0, 0), None) == Budget(1_000, usable=1_000, limit=1_000, input_limit=1_000)
+    assert budget(1_000, Reserves(0, 0, 0), None) == Budget(
+        1_000, usable=1_000, limit=1_000, input_limit=1_000
+    )
 
 
 def test_output_asked_for_takes_a_quarter_of_the_limit_at_most_and_nothing_of_the_input_limit() -> None:

@@ -325,7 +325,6 @@ def test_numbers_that_only_look_alike_are_not_mentioned(written: str) -> None:
     [
         ('"max_tokens": 900,', '"max_tokens": 300,'),
         ('"max_completion_tokens":900,"max_tokens":900,', '"max_completion_tokens":300,"max_tokens":300,'),
-        ('"max_tokens": 200,', '"max_tokens": 200,'),
         ("", ""),
     ],
 )
@@ -334,7 +333,7 @@ def test_less_output_is_asked_for_where_more_was_and_every_other_byte_stays(
 ) -> None:
     raw = '{{ {}"messages":[{{"role":"user","content":"\\"max_tokens\\": 7"}}] }}'
     body = read(raw.format(fields).encode(), CHAT)
-    assert with_output(body, 300) == raw.format(expected).encode()
+    assert with_output(body.raw, CHAT, 300) == raw.format(expected).encode()
 
 
 def test_a_probe_asks_for_sixteen_tokens_of_the_same_prompt_unstreamed() -> None:

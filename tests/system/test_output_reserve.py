@@ -70,7 +70,7 @@ class Wire:
     def answer(self, request: Received) -> Reply:
         """An answer, or this wire's refusal of what is over the window, at four bytes a token."""
         body = request.json()
-        window, used = int(body["model"].rpartition("-")[2]), len(request.body) // 4
+        window, used = 1_000 * int(body["model"].rpartition("-")[2][:-1]), len(request.body) // 4
         asked = body.get("max_tokens", 0) if body["model"].startswith("sum-") else 0
         if used + asked > window:
             return self.refusal(window, used, asked)
@@ -110,7 +110,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Proxy, P
         return WIRES["messages" if request.path.endswith("/messages") else "chat"].answer(request)
 
     provider = Provider(answer)
-    models = {f"*-{window}": {"window": window} for window in WINDOWS}
+    models = {f"*-{window // 1_000}k": {"window": window} for window in WINDOWS}
     config = {"models": models, "summary": {"model": "none"}}
     folder = tmp_path_factory.mktemp("proxy")
     try:
@@ -153,7 +153,7 @@ def play(
 def test_task_and_newest_tool_result_stay_whole(
     running: tuple[Proxy, Provider], wire: Wire, window: int, max_tokens: int | None, fixed: int
 ) -> None:
-    lost = play(*running, wire, f"m-{window}", fixed, max_tokens)
+    lost = play(*running, wire, f"m-{window // 1_000}k", fixed, max_tokens)
     assert lost == [], f"{len(lost)} texts were not whole"
 
 
@@ -161,7 +161,7 @@ def test_task_and_newest_tool_result_stay_whole(
 def test_nothing_is_cut_for_max_tokens_where_the_provider_adds_them_to_the_prompt(
     running: tuple[Proxy, Provider], wire: Wire
 ) -> None:
-    lost = play(*running, wire, "sum-40000", LARGE_FIXED, 20_000)
+    lost = play(*running, wire, "sum-40k", LARGE_FIXED, 20_000)
     assert lost == [], f"{len(lost)} texts were not whole"
 
 
@@ -169,7 +169,7 @@ def test_nothing_is_cut_for_max_tokens_where_the_provider_adds_them_to_the_promp
 def test_a_request_that_cannot_fit_goes_as_it_came(running: tuple[Proxy, Provider], wire: Wire) -> None:
     proxy, provider = running
     messages = [{"role": "user", "content": "Read the first file."}, *wire.unit(0)]
-    body = wire.request("m-28000", 1_000, 32_000, messages)
+    body = wire.request("m-28k", 1_000, 32_000, messages)
     with proxy.client() as client:
         answer = client.post(wire.path, json=body)
     assert provider.received[-1].json() == body

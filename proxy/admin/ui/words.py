@@ -64,6 +64,7 @@ CAUSES = {
     "iterations": "iterations",
     "limit": "would not fit",
     "messages": "number of messages",
+    "output": "too little room for the answer",
     "overflow": "refused as too long",
     "percent": "trigger reached",
     "percent_of_window": "trigger reached",

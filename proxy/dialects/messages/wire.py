@@ -113,6 +113,7 @@ MESSAGES = Dialect(
         output=("max_tokens",),
         prompt=("system", "tools"),
         telling=("context_management", "compaction", "thread"),
+        thinking="thinking",
     ),
     result=b'"tool_use_id"',
     listed=_listed,
