@@ -15,7 +15,7 @@ the latest that was told.
 import asyncio
 import math
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Container
 
 import structlog
@@ -23,7 +23,7 @@ import structlog
 from proxy.core.calibration import MAX_RATIO, Calibration
 from proxy.core.keys import model_key
 from proxy.core.learned import Learned, from_fields, merged, to_fields
-from proxy.core.truncation import Answered, judged
+from proxy.core.truncation import Answered, infer_window, judged
 from proxy.guard import contained
 from proxy.logs import NOT_OBSERVED, UPSTREAM_TRUNCATES
 from proxy.storage.records import Fields, Records
@@ -44,6 +44,10 @@ LOOK_EVERY_S = 10.0
 ASKED_AT_ONCE = 4
 # Conversations of which the last answer is remembered.
 MAX_THREADS = 4_096
+# An inferred window is believed this long, in seconds; then a full request shows whether it still holds.
+INFERRED_S = 3_600.0
+# Low counts of a model that are remembered.
+MAX_LOW = 8
 
 _log = structlog.get_logger()
 
@@ -74,6 +78,7 @@ class Learning:
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._last: OrderedDict[tuple[str, str | bytes], Answered] = OrderedDict()
         self._most: dict[str, int] = {}  # the largest count of each model
+        self._low: dict[str, deque[Answered]] = {}  # its answers with low counts
 
     async def of(self, tenant: str, origin: str, model: str) -> Learned:
         """What is known of a model. The store is waited for once in the life of the process."""
@@ -120,11 +125,13 @@ class Learning:
         if len(self._drifts) > MAX_MODELS:
             del self._drifts[next(iter(self._drifts))]
 
-    async def overflowed(self, tenant: str, origin: str, model: str, window: int) -> None:
+    async def overflowed(
+        self, tenant: str, origin: str, model: str, window: int, believed_s: float = BELIEVED_S
+    ) -> None:
         """An error named the window. A smaller one replaces a larger one, until that is forgotten."""
         known = await self.of(tenant, origin, model)
         smaller = min(window, known.window or window)
-        until = self._now() + BELIEVED_S
+        until = self._now() + believed_s
         key = model_key(tenant, origin, model)
         self._remember(key, known._replace(window=smaller, until=until))
         await self._keep(key, model)
@@ -181,15 +188,19 @@ class Learning:
         key = model_key(tenant, origin, model)
         known = await self._of(key, model)
         last = self._follow(key, thread, answer)
-        most = self._most.get(key, 0)
-        self._most[key] = max(most, answer.prompt)
-        verdict = judged(answer, last, known.calibration, most)
-        if verdict == "truncated" and answer.prompt not in echoed():
-            if known.window is None or answer.prompt < known.window:
+        most = self._most[key] = max(self._most.get(key, 0), answer.prompt)
+        verdict = judged(answer, last, known.calibration)
+        if verdict == "low" and answer.prompt not in echoed():
+            low = self._low.setdefault(key, deque(maxlen=MAX_LOW))
+            low.extend((last, answer) if last and last.prompt == answer.prompt and not low else (answer,))
+            window = infer_window(low, most)
+            if window is None or window in echoed():
+                return False
+            if known.window is None or window < known.window:
                 counts = {"tokens_estimated": answer.estimate, "tokens_counted": answer.prompt}
                 _log.warning(UPSTREAM_TRUNCATES, model=model, **counts)
             if not configured:
-                await self.overflowed(tenant, origin, model, answer.prompt)
+                await self.overflowed(tenant, origin, model, window, INFERRED_S)
             return True
         if verdict == "whole":
             known = await self._accept(key, model, known, answer)
@@ -218,11 +229,14 @@ class Learning:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _follow(self, key: str, thread: str | bytes | None, answer: Answered) -> Answered | None:
-        """The answer before this one in a conversation, which this one takes the place of."""
+        """The answer before this one in a conversation; of several with one count the first.
+
+        This one takes its place, unless the count is the same again: then growth adds up.
+        """
         if thread is None:
             return None
         last = self._last.pop((key, thread), None)
-        self._last[key, thread] = answer
+        self._last[key, thread] = last if last and last.prompt == answer.prompt else answer
         if len(self._last) > MAX_THREADS:
             self._last.popitem(last=False)
         return last
@@ -232,8 +246,9 @@ class Learning:
 
         Returns what is known now.
         """
-        if not known.told(model) < answer.prompt <= MAX_RATIO * answer.estimate:
+        if not (known.window or known.told(model)) < answer.prompt <= MAX_RATIO * answer.estimate:
             return known
+        self._low.pop(key, None)
         until = self._now() + BELIEVED_S
         self._remember(key, known._replace(accepted=answer.prompt, accepted_until=until))
         await self._keep(key, model)
@@ -267,7 +282,8 @@ class Learning:
 
     def _fresh(self, key: str) -> Learned:
         known, now = self._known[key], self._now()
-        if known.window and known.until <= now:
+        risen = (known.window or 0) < known.accepted and known.accepted_until >= known.until
+        if known.window and (known.until <= now or risen):
             known = known._replace(window=None)
         if known.discovered and known.asked_until <= now:
             known = known._replace(discovered=None)
@@ -282,6 +298,7 @@ class Learning:
             self._kept.pop(oldest, None)
             self._kept_at.pop(oldest, None)
             self._most.pop(oldest, None)
+            self._low.pop(oldest, None)
             self._looked.pop(oldest, None)
         self._known[key] = learned
 

@@ -11,7 +11,7 @@ from proxy.core.calibration import Calibration
 from proxy.core.keys import model_key
 from proxy.core.truncation import Answered
 from proxy.errors import StoreUnavailable
-from proxy.learning import BELIEVED_S, KEPT_EVERY_S, LOOK_EVERY_S, Learning
+from proxy.learning import BELIEVED_S, INFERRED_S, KEPT_EVERY_S, LOOK_EVERY_S, Learning
 from proxy.ports import Store
 from proxy.storage.behind import AT_ONCE
 from proxy.storage.records import Records
@@ -222,21 +222,51 @@ async def test_what_was_answered_is_believed_for_a_day() -> None:
     assert await window(learning) == 128_000
 
 
-async def test_a_silent_cut_gives_the_window_away() -> None:
+async def test_silent_cuts_at_several_sizes_give_the_window_away_for_an_hour() -> None:
+    now = [0.0]
+    learning = Learning(Records(MemoryStore(), ignored), lambda: now[0])
+    for _ in range(3):
+        await answered(learning, 1_000, 1_070)
+    cut = [await answered(learning, size, 4_098, thread=str(size)) for size in (16_000, 20_000, 24_000)]
+    assert cut == [False, False, True]
+    assert await window(learning) == 4_098
+    assert learning.calibration(TENANT, ORIGIN, MODEL).observations == 3  # the cut says nothing of the ratio
+    now[0] = INFERRED_S
+    assert await window(learning) == 128_000
+
+
+async def test_one_odd_count_says_nothing_of_the_window() -> None:
     learning = Learning(Records(MemoryStore(), ignored))
     for _ in range(3):
         await answered(learning, 1_000, 1_070)
-    assert await answered(learning, 20_000, 4_098)
-    assert await window(learning) == 4_098
-    assert learning.calibration(TENANT, ORIGIN, MODEL).observations == 3  # the cut says nothing of the ratio
+    for _ in range(5):
+        assert not await answered(learning, 9_000, 2_267, thread="z")
+    assert await window(learning) == 128_000
 
 
 async def test_a_count_that_stands_still_while_the_conversation_grows_gives_the_window_away() -> None:
     learning = Learning(Records(MemoryStore(), ignored))
     assert not await answered(learning, 8_000, 2_050)
     assert learning.calibration(TENANT, ORIGIN, MODEL) == Calibration.prior(MODEL)
-    assert await answered(learning, 9_000, 2_050)
+    assert [await answered(learning, size, 2_050) for size in (8_500, 9_000, 9_500, 10_500)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
     assert await window(learning) == 2_050
+
+
+async def test_a_learned_window_rises_when_a_larger_request_is_accepted() -> None:
+    store = MemoryStore()
+    learning = Learning(Records(store, ignored))
+    await learning.overflowed(TENANT, ORIGIN, MODEL, 9_000)
+    assert await window(learning) == 9_000
+    await answered(learning, 12_000, 12_000)
+    assert await window(learning) == 128_000
+    assert await window(Learning(Records(store, ignored))) == 128_000
+    await learning.overflowed(TENANT, ORIGIN, MODEL, 10_000)  # the upstream takes less again
+    assert await window(learning) == 10_000
 
 
 async def test_a_count_of_another_conversation_is_no_sign() -> None:

@@ -1,10 +1,11 @@
 """Noticing that an upstream read only a part of what it was sent, and said nothing.
 
-Ollama, for one, cuts from the front and answers with status 200; what gives it away is its count. A count
-that does not grow with the conversation is a window; one that is merely low may have other reasons, and then
-it follows the next messages. An answer out of a cache carries the count of another request.
+Ollama, for one, cuts from the front and answers with status 200; what gives it away is its count. Counts that
+stay the same while requests grow show a window. A single low count shows nothing: a text of one repeated
+letter has far fewer tokens than estimated. An answer out of a cache carries the count of another request.
 """
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from proxy.core.calibration import MIN_USAGE_TOKENS, Calibration
@@ -15,13 +16,16 @@ READ_SHARE = 0.6
 GROWN = 1.1
 # Share of what was added that a count must show to be believed.
 FOLLOWED_SHARE = 0.5
-# An upstream that has read more than this many times a count has not cut at that count.
-MOST_BEYOND = 2
+# A window is inferred from so many low counts at least. They differ by the first factor at most, while the
+# sizes of their requests differ by the second at least.
+LEAST_LOW = 3
+COUNT_SPREAD = 1.15
+SIZE_SPREAD = 1.3
 # No one runs a model with a window so small that a smaller request, in tokens, would be cut.
 LEAST_SIZE_TOKENS = 2_000
 TRUSTED_AFTER = 3  # observations
 
-Verdict = Literal["whole", "doubtful", "truncated"]
+Verdict = Literal["whole", "doubtful", "low"]
 
 
 class Answered(NamedTuple):
@@ -42,26 +46,44 @@ class Answered(NamedTuple):
     guessed: bool = False
 
 
-def judged(now: Answered, last: Answered | None, calibration: Calibration, most: int = 0) -> Verdict:
-    """Whether the upstream read all of a request. From a doubtful answer nothing should be learned.
+def judged(now: Answered, last: Answered | None, calibration: Calibration) -> Verdict:
+    """Whether the upstream read all of a request.
+
+    Nothing should be learned from a doubtful answer, and from a low one only what `infer_window` says.
 
     Args:
         now: The request.
         last: The one before in the same conversation, to the same model; None if it is not known.
         calibration: Of the model, before this answer.
-        most: The largest count of any request to it so far, in tokens; 0 if none is known.
     """
     size = calibration.size(now.estimate)
     if size < LEAST_SIZE_TOKENS or now.prompt < MIN_USAGE_TOKENS:
         return "whole"
     if last is not None and last.prompt == now.prompt and now.estimate > GROWN * last.estimate:
         from_a_cache = now.completion > 0 and now.completion == last.completion
-        return "doubtful" if from_a_cache else "truncated"
+        return "doubtful" if from_a_cache else "low"
     low = now.prompt + now.cached < READ_SHARE * size
     if not low or now.guessed or (last is not None and _follows(now, last)):
         return "whole"
-    known = calibration.observations >= TRUSTED_AFTER and most <= MOST_BEYOND * now.prompt
-    return "truncated" if known else "doubtful"
+    return "low" if calibration.observations >= TRUSTED_AFTER else "doubtful"
+
+
+def infer_window(low: Sequence[Answered], most: int) -> int | None:
+    """Returns the window, in tokens, at which the upstream seems to cut; None if the counts do not show one.
+
+    Args:
+        low: Answers whose counts are low, the newest last.
+        most: The largest count of any answer so far, in tokens: the window is never smaller.
+    """
+    if not low:
+        return None
+    newest = low[-1].prompt
+    alike = [each for each in low if max(each.prompt, newest) <= COUNT_SPREAD * min(each.prompt, newest)]
+    sizes = {each.estimate for each in alike}
+    if len(sizes) < LEAST_LOW or max(sizes) < SIZE_SPREAD * min(sizes):
+        return None
+    window = max(most, *(each.prompt for each in alike))
+    return window if window < min(sizes) else None
 
 
 def _follows(now: Answered, last: Answered) -> bool:
