@@ -67,7 +67,7 @@ def endpoints(
         gates: Let small requests through, by the wire's name.
         admission: Places for requests under way.
     """
-    targets = upstreams(config, parts.engine, hop)
+    targets = upstreams(config, parts.engine, hop, parts.upstream_monitor)
     blind = Blind(targets, admission)
     wires = {
         name: beginning(_endpoint(config, parts, targets[name], wire, gates[name], admission), parts.records)

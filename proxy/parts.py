@@ -57,6 +57,7 @@ from proxy.pricing import Pricing
 from proxy.reading import Reading
 from proxy.recall import Recall
 from proxy.relay.identity import minted
+from proxy.relay.upstream_monitor import UpstreamMonitor
 from proxy.reminding import Reminder
 from proxy.statistics import Statistics
 from proxy.storage.records import Records
@@ -178,6 +179,9 @@ class Parts:
             self.statistics.heard, self.accounts.heard, self.feed.heard, self.metrics.event
         )
         self.journal.listeners.append(self._exchanged)
+        self.upstream_monitor = UpstreamMonitor(
+            self.metrics.count_upstream_error, self.statistics.record_upstream_failure
+        )
         self.tracer = None if quiet else opened_tracer(config)
         if self.tracer is not None:
             self.announcing.listeners.append(self.tracer.event)

@@ -3,13 +3,15 @@
 Every process overwrites records of its own, one for each hour, so nothing is lost between workers or
 replicas, and a write that is made twice does no harm. Reading sums over all processes; hours that are long
 over are held. What stands here is of no conversation: it outlives those that are deleted, and so do the
-names of models and the digests of keys in it.
+names of models and the digests of keys in it. Failures of upstreams are counted beside the exchanges, by
+target and cause.
 """
 
 import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
 from secrets import token_hex
@@ -20,6 +22,13 @@ from proxy.core.entry import Entry
 from proxy.core.event import Event
 from proxy.core.keys import day_prefix, hours_key, key_name, writers_key
 from proxy.core.statistics import Counters, from_fields, to_fields
+from proxy.core.upstream_failure import (
+    UpstreamFailure,
+    UpstreamFailures,
+    add_failures,
+    list_fields,
+    parse_failures,
+)
 from proxy.lru import Lru
 from proxy.storage.records import Fields, Item, Line, Records
 
@@ -48,7 +57,26 @@ DAYS_AT_ONCE = 4
 _WRITER_BYTES = 8
 
 By = Literal["hour", "day", "model", "key", "total"]
-Hour = dict[tuple[str, str], Counters]
+# Pairs of a target and a cause that one process counts apart in an hour; more are counted together.
+MAX_FAILURES = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Hour:
+    """What one or more processes have counted in an hour.
+
+    Attributes:
+        pairs: Counters by model and tenant.
+        failures: Failures of upstreams, by target and cause.
+    """
+
+    pairs: dict[tuple[str, str], Counters] = field(default_factory=dict)
+    failures: UpstreamFailures = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """How many things are counted apart."""
+        return len(self.pairs) + len(self.failures)
 
 
 class Row(NamedTuple):
@@ -71,30 +99,34 @@ def _name(by: By, hour: int, pair: tuple[str, str]) -> str:
 
 def _joined(ours: Hour, others: Iterable[Hour]) -> Hour:
     """The sum of what processes have counted; `others` are added to in place, ours are not."""
-    found: Hour = {}
+    found = Hour()
     for hour in others:
-        for pair, counters in hour.items():
-            if pair in found:
-                found[pair].join(counters)
+        add_failures(found.failures, hour.failures.values())
+        for pair, counters in hour.pairs.items():
+            if pair in found.pairs:
+                found.pairs[pair].join(counters)
             else:
-                found[pair] = counters
-    for pair, counters in ours.items():
-        found.setdefault(pair, Counters()).join(counters)
+                found.pairs[pair] = counters
+    add_failures(found.failures, ours.failures.values())
+    for pair, counters in ours.pairs.items():
+        found.pairs.setdefault(pair, Counters()).join(counters)
     return found
 
 
 def _written(hour: Hour) -> Fields:
-    rows = [{"model": model, "key": key, **to_fields(counters)} for (model, key), counters in hour.items()]
-    return {"rows": rows}
+    pairs = hour.pairs.items()
+    rows = [{"model": model, "key": key, **to_fields(counters)} for (model, key), counters in pairs]
+    failures = list_fields(hour.failures.values())
+    return {"rows": rows, **({"upstream_failures": failures} if failures else {})}
 
 
-def _read(fields: Fields | None) -> Hour:
-    rows = (fields or {}).get("rows")
-    return {
-        (str(row.get("model", "")), str(row.get("key", ""))): from_fields(row)
-        for row in (rows if isinstance(rows, list) else ())
-        if isinstance(row, dict)
-    }
+def _read(fields: Fields) -> Hour:
+    rows, hour = fields.get("rows"), Hour()
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, dict):
+            hour.pairs[str(row.get("model", "")), str(row.get("key", ""))] = from_fields(row)
+    add_failures(hour.failures, parse_failures(fields.get("upstream_failures")))
+    return hour
 
 
 class Statistics:
@@ -137,6 +169,14 @@ class Statistics:
         """Count one event, under the model that the conversation asks (an `announcing.Listener`)."""
         self._counters(event.at, event.asked, tenant, self._now()).hear(event)
 
+    def record_upstream_failure(self, target: str, cause: str) -> None:
+        """Count a failure of an upstream that happens now."""
+        now = self._now()
+        failures = self._hour(int(now // HOUR_S)).failures
+        if (target, cause) not in failures and len(failures) >= MAX_FAILURES:
+            target, cause = OTHERS
+        add_failures(failures, [UpstreamFailure(target, cause, 1, now)])
+
     async def flush(self, *, at_last: bool = False) -> None:
         """Write the hours that have changed; large ones less often, but `at_last`."""
         async with self._flushing:
@@ -159,24 +199,35 @@ class Statistics:
             by: What a row is of.
         """
         found: dict[str, Counters] = {}
-        async for hour, pairs in self._hours(since, until):
-            for pair, counters in pairs.items():
-                found.setdefault(_name(by, hour, pair), Counters()).join(counters)
+        async for number, hour in self._hours(since, until):
+            for pair, counters in hour.pairs.items():
+                found.setdefault(_name(by, number, pair), Counters()).join(counters)
         return [Row(of, found[of]) for of in sorted(found)]
+
+    async def list_upstream_failures(self, since: float, until: float) -> list[UpstreamFailure]:
+        """Failures of upstreams in the hours of `rows`; the one that happened last comes first."""
+        found: UpstreamFailures = {}
+        async for _, hour in self._hours(since, until):
+            add_failures(found, hour.failures.values())
+        return sorted(found.values(), key=lambda each: each.last_at, reverse=True)
 
     def _counters(self, at: float, model: str, tenant: str, now: float) -> Counters:
         # What came longer ago is counted later: what was written of that hour is not held any more.
-        number = int(max(at, now - SETTLED_S) // HOUR_S)
+        pairs = self._hour(int(max(at, now - SETTLED_S) // HOUR_S)).pairs
+        pair = (model, key_name(tenant))
+        counters = pairs.get(pair)
+        if counters is None:
+            pair = pair if len(pairs) < MAX_PAIRS else OTHERS
+            counters = pairs.setdefault(pair, Counters())
+        return counters
+
+    def _hour(self, number: int) -> Hour:
+        """An hour of our own that is about to be added to."""
         hour = self._ours.get(number)
         if hour is None:
-            hour = self._ours[number] = {}
+            hour = self._ours[number] = Hour()
         self._unwritten.add(number)
-        pair = (model, key_name(tenant))
-        counters = hour.get(pair)
-        if counters is None:
-            pair = pair if len(hour) < MAX_PAIRS else OTHERS
-            counters = hour.setdefault(pair, Counters())
-        return counters
+        return hour
 
     async def _write(self, number: int) -> bool:
         day = _day(number)
@@ -192,7 +243,7 @@ class Statistics:
         written = await self._records.write(items)
         if written:
             self._listed.add(day)
-            self._due[number] = self._now() + PAUSE_S * max(0, len(self._ours[number]) - SMALL_PAIRS)
+            self._due[number] = self._now() + PAUSE_S * max(0, self._ours[number].size - SMALL_PAIRS)
         return written
 
     async def _hours(self, since: float, until: float) -> AsyncIterator[tuple[int, Hour]]:
@@ -210,12 +261,14 @@ class Statistics:
         now = self._now()
         known = {hour: held[1] for hour in hours if (held := self._held.get(hour)) and held[0] > now}
         asked = [hour for hour in hours if hour not in known]
+        unanswered = self._records.unanswered
         stored = await self._stored(asked) if asked else []
+        is_whole = self._records.unanswered == unanswered
         for hour in asked:
             others = [part for at, part in stored if at == hour]
-            known[hour] = _joined(self._ours.get(hour, {}), others)
-            if (hour + 1) * HOUR_S + 2 * SETTLED_S < now:
-                self._held.put(hour, (now + HELD_S, known[hour]), PAIR_BYTES * (len(known[hour]) + 1))
+            known[hour] = _joined(self._ours.get(hour) or Hour(), others)
+            if is_whole and (hour + 1) * HOUR_S + 2 * SETTLED_S < now:
+                self._held.put(hour, (now + HELD_S, known[hour]), PAIR_BYTES * (known[hour].size + 1))
         return known
 
     async def _stored(self, hours: Sequence[int]) -> list[tuple[int, Hour]]:

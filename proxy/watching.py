@@ -16,6 +16,7 @@ from proxy.core.event import COMPACTED, Event
 from proxy.core.price import Price
 from proxy.core.statistics import Counters
 from proxy.core.totals import Totals
+from proxy.core.upstream_failure import UpstreamFailure
 from proxy.core.windows import FALLBACK_WINDOW, shipped_window
 from proxy.detail import Detail, Details
 from proxy.errors import RequestRefused, StoreUnavailable
@@ -95,7 +96,7 @@ class Watching:
     """The use cases, on one event loop.
 
     Those about one conversation raise `RequestRefused` (404) where it is not known; all of them, but for
-    `follow`, `StoreUnavailable` where the store cannot be reached.
+    `follow` and `upstream_failures`, `StoreUnavailable` where the store cannot be reached.
 
     Attributes:
         records: What is stored.
@@ -186,6 +187,15 @@ class Watching:
         """What has happened last, newest first; with `failures` only what went wrong."""
         await self._open()
         return await self.feed.recent(limit, failures=failures)
+
+    async def upstream_failures(self, since: float, until: float) -> tuple[list[UpstreamFailure], bool]:
+        """Failures of upstreams in these hours, and whether the store has answered.
+
+        The failure that happened last comes first. Without the store the list holds what this process knows.
+        """
+        unanswered = self.records.unanswered
+        found = await self.statistics.list_upstream_failures(since, until)
+        return found, self.records.unanswered == unanswered
 
     def follow(self, after: str | None) -> AsyncGenerator[Item]:
         """What happens, as it happens, with what came since the item of that id."""

@@ -206,6 +206,18 @@ def sample(say: Callable[[str], str] = str) -> dict[str, Any]:
             ]
         },
         "events": {"events": [{**event, "feed": "1"}, {**failure, "feed": "2"}]},
+        "upstream-failures": {
+            "complete": True,
+            "failures": [
+                {
+                    "target": say("https://api.example:443"),
+                    "cause": say("connection-refused"),
+                    "count": 1_204,
+                    "last_at": AT,
+                },
+                {"target": "https://api.example:443", "cause": "http-503", "count": 3, "last_at": AT},
+            ],
+        },
         "conversations": {"conversations": [row]},
         one: {
             "id": name,

@@ -14,6 +14,7 @@ from proxy.core.entry import Entry
 from proxy.core.event import COMPACTED, FAILED, MEASURED, OVER_LIMIT, PINNED, Event
 from proxy.core.keys import hours_key, key_name, writers_key
 from proxy.core.statistics import Counters, from_fields, to_fields
+from proxy.core.upstream_failure import UpstreamFailure, parse_failures
 from proxy.errors import StoreUnavailable
 from proxy.statistics import Row, Statistics
 from proxy.storage.records import Records
@@ -217,3 +218,63 @@ def test_a_quantile_of_the_overhead_is_told_from_its_buckets(
     for overhead in overheads:
         counters.add(exchange(1.0, overhead_s=overhead))
     assert counters.overhead_quantile_s(share) == (expected if expected is None else pytest.approx(expected))
+
+
+async def test_failures_of_upstreams_add_up_across_processes_and_hours_and_outlive_them() -> None:
+    store, now = MemoryStore(), [NOON]
+    processes = [Process(store, lambda: now[0]) for _ in range(2)]
+    for hours in (30, 2, 1, 0):
+        now[0] = NOON - hours * HOUR_S
+        for process in processes:
+            process.statistics.record_upstream_failure("http://up:80", "connection-refused")
+            await process.statistics.flush()
+    processes[0].statistics.record_upstream_failure("http://up:80", "http-503")
+    await processes[0].statistics.flush()
+    now[0] = NOON + 1
+    reader = Process(store, lambda: now[0]).statistics
+    refused = UpstreamFailure("http://up:80", "connection-refused", 6, NOON)
+    failed = UpstreamFailure("http://up:80", "http-503", 1, NOON)
+    for each in (reader, processes[0].statistics, reader):  # read again: hours that are over are held
+        assert set(await each.list_upstream_failures(NOON - DAY_S, NOON + 1)) == {refused, failed}
+    assert await reader.list_upstream_failures(NOON - 3 * DAY_S, NOON - DAY_S) == [
+        UpstreamFailure("http://up:80", "connection-refused", 2, NOON - 30 * HOUR_S)
+    ]
+    assert await reader.rows(NOON - DAY_S, NOON + 1, "model") == []
+
+
+async def test_hours_that_are_read_without_the_store_are_not_held() -> None:
+    store, now = MemoryStore(), [NOON - 5 * HOUR_S]
+    other = Process(store, lambda: now[0])
+    other.statistics.record_upstream_failure("http://up:80", "tls-failed")
+    await other.statistics.flush()
+    now[0] = NOON
+    reader = Process(store, lambda: now[0])
+    tail = store.tail
+
+    async def fail(*_: object) -> list[bytes]:
+        raise StoreUnavailable("store-full")  # the store is not left alone because of it
+
+    store.tail = fail  # type: ignore[method-assign, assignment]
+    assert await reader.statistics.list_upstream_failures(NOON - DAY_S, NOON) == []
+    store.tail = tail  # type: ignore[method-assign]
+    [found] = await reader.statistics.list_upstream_failures(NOON - DAY_S, NOON)
+    assert (found.cause, found.count) == ("tls-failed", 1)
+
+
+async def test_too_many_kinds_of_failures_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_FAILURES", 2)
+    statistics = Process(MemoryStore(), lambda: NOON).statistics
+    for status in (500, 501, 502, 503, 500):
+        statistics.record_upstream_failure("http://up:80", f"http-{status}")
+    found = await statistics.list_upstream_failures(NOON - HOUR_S, NOON + 1)
+    assert sorted((each.cause, each.count) for each in found) == [
+        ("http-500", 2), ("http-501", 1), ("other", 2),
+    ]  # fmt: skip
+
+
+def test_failures_that_another_version_wrote_are_read_as_far_as_they_are_known() -> None:
+    whole = {"target": "t", "cause": "c", "count": 2, "last_at": 5.0}
+    assert parse_failures([{**whole, "more": 1}, {**whole, "count": "2"}, {"target": "t"}, 7]) == [
+        UpstreamFailure("t", "c", 2, 5.0)
+    ]
+    assert parse_failures("nothing") == []

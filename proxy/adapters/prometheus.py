@@ -108,7 +108,7 @@ class Metrics:
             ProcessCollector(
                 registry=self._registry
             )  # of several workers it would show the one that is asked
-        self._models, self._reasons = Names(), Names()
+        self._models, self._reasons, self._targets = Names(), Names(), Names()
         # Conversations, the one that was heard of last at the end: when, and the form of its last request.
         self._active: dict[str, tuple[float, _Form]] = {}
         self.breakers: dict[str, Callable[[], bool]] = {}
@@ -164,6 +164,10 @@ class Metrics:
     def store_failed(self, reason: str) -> None:
         """A call of the store has failed."""
         self._count("store_errors_total", 1, self._reasons.label(reason))
+
+    def count_upstream_error(self, target: str, cause: str) -> None:
+        """Count an answer of an upstream that failed or has an error status; the cause is a word of ours."""
+        self._count("upstream_errors_total", 1, self._targets.label(target), cause)
 
     def searched(self, source: str, outcome: str) -> None:
         """Somebody has searched among what rounds have taken out; both are words of ours."""

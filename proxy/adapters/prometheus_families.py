@@ -82,6 +82,9 @@ COUNTERS: Mapping[str, Counted] = {
     "compaction_recall_searches_total": Counted(
         "Searches among what rounds have taken out.", ("source", "outcome")
     ),
+    "upstream_errors_total": Counted(
+        "Requests to an upstream that got no whole answer, or one with an error status.", ("target", "cause")
+    ),
     "store_errors_total": Counted("Calls of the store that failed.", ("reason",)),
 }
 

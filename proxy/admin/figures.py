@@ -113,6 +113,33 @@ class ModelRow:
 
 
 @dataclass(frozen=True, slots=True)
+class UpstreamFailureRow:
+    """Failures of one upstream (`target` is its origin) that have one cause: how many, and the last one."""
+
+    target: str
+    cause: str
+    count: int
+    last_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamFailureList:
+    """Failures of upstreams in whole hours, the one that happened last first.
+
+    Attributes:
+        since: Start of the time asked for, in seconds since the epoch.
+        until: Its end.
+        complete: Whether the store answers; without it only this process's failures are listed.
+        failures: The list.
+    """
+
+    since: float
+    until: float
+    complete: bool
+    failures: tuple[UpstreamFailureRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Models:
     """The models that are configured by name, and those that were asked in the last 30 days."""
 

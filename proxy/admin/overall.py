@@ -1,4 +1,4 @@
-"""The admin API of the proxy as a whole: statistics, models, configuration."""
+"""The admin API of the proxy as a whole: statistics, failures of upstreams, models, configuration."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -50,6 +50,16 @@ async def _stats(watching: Watches, since: Time = "7d", until: Time = "0m", by: 
     now = watching.now()
     start, stop = moment(since, now), moment(until, now)
     return answer(figures.stats(start, stop, by, await watching.summed(start, stop, by)))
+
+
+@router.get("/upstream-failures", response_model=figures.UpstreamFailureList)
+async def _upstream_failures(watching: Watches, since: Time = "24h", until: Time = "0m") -> Response:
+    """Failures of upstreams by target and cause, in the hours as `stats` takes them."""
+    now = watching.now()
+    start, stop = moment(since, now), moment(until, now)
+    found, complete = await watching.upstream_failures(start, stop)
+    rows = tuple(figures.UpstreamFailureRow(**asdict(each)) for each in found)
+    return answer(asdict(figures.UpstreamFailureList(start, stop, complete, rows)))
 
 
 @router.get("/models", response_model=figures.Models)

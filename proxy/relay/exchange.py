@@ -4,27 +4,28 @@ The engine is called directly, without an `httpx.AsyncClient` on the hot path.
 """
 
 import asyncio
-import errno
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx
 import structlog
 from starlette.types import Scope, Send
 
+from proxy.core.exchange import FAILED_FROM
+from proxy.core.upstream_failure import OUT_OF_SOCKETS
 from proxy.errors import Overloaded, Shown, UpstreamError, openai_error
 from proxy.guard import contained
 from proxy.logs import TAP_FAILED
 from proxy.ports import HttpEngine, HttpRequest, HttpResponse
 from proxy.relay.admission import RETRY_AFTER_S
 from proxy.relay.headers import Headers, content_length, to_client, to_upstream
+from proxy.relay.identity import origin
 from proxy.relay.paths import join
+from proxy.relay.upstream_monitor import UpstreamMonitor
 
 # How much of an error's body is looked at, in bytes.
 PEEK_BYTES = 65_536
-# What the system says when it has no file descriptor, port or buffer left for a connection.
-_USED_UP = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS})
 
 _log = structlog.get_logger()
 
@@ -41,6 +42,7 @@ class Upstream:
         connect_timeout_s: Seconds until a connection must stand.
         read_timeout_s: Seconds that the upstream may be silent, before the first byte or later.
         key_field: The header field that shows the key; empty: as the client shows its own.
+        monitor: Reports its failures.
     """
 
     base_url: str
@@ -50,6 +52,12 @@ class Upstream:
     connect_timeout_s: float
     read_timeout_s: float
     key_field: bytes = b""
+    monitor: UpstreamMonitor = field(default_factory=UpstreamMonitor)
+
+    @property
+    def target(self) -> str:
+        """Scheme, host and port, by which its failures are reported; never credentials or a path."""
+        return origin(self.base_url)
 
 
 def build_request(
@@ -63,10 +71,10 @@ def build_request(
         body: The body to send; a stream is sent as it comes and cannot be replayed.
         length: Declared length of a stream in bytes; None sends it chunked.
     """
-    origin, target = join(upstream.base_url, scope["raw_path"], scope["query_string"])
+    server, target = join(upstream.base_url, scope["raw_path"], scope["query_string"])
     return HttpRequest(
         scope["method"],
-        origin,
+        server,
         target,
         to_upstream(
             scope["headers"], api_key=upstream.api_key, hop=upstream.hop, key_field=upstream.key_field
@@ -81,14 +89,19 @@ def build_request(
 class Answer:
     """An upstream's answer whose beginning may have been looked at. Close it, or relay it back.
 
+    Args:
+        response: What the engine gave.
+        upstream: Whose answer it is, to report a cut; None reports nothing.
+
     Attributes:
         response: Status and headers; its body belongs to this record.
     """
 
-    __slots__ = ("_coming", "_cut", "_fields", "_seen", "response")
+    __slots__ = ("_coming", "_cut", "_fields", "_seen", "_upstream", "response")
 
-    def __init__(self, response: HttpResponse) -> None:
+    def __init__(self, response: HttpResponse, upstream: Upstream | None = None) -> None:
         self.response = response
+        self._upstream = upstream
         self._seen: deque[bytes] = deque()
         self._fields: dict[bytes, bytes] | None = None
         self._cut: httpx.TransportError | None = None
@@ -118,7 +131,12 @@ class Answer:
     async def _next(self) -> bytes:
         """The next chunk from the upstream, or the one that somebody has begun to wait for."""
         coming, self._coming = self._coming, None
-        return await (coming or self.response.read())
+        try:
+            return await (coming or self.response.read())
+        except httpx.TransportError as error:
+            if self._upstream is not None:
+                self._upstream.monitor.record_cut(self._upstream.target, error)
+            raise
 
     @property
     def cut(self) -> bool:
@@ -152,7 +170,7 @@ class Answer:
 
 
 async def open_answer(upstream: Upstream, request: HttpRequest) -> Answer:
-    """Send a request and wait for status and headers of the answer.
+    """Send a request and wait for status and headers of the answer; report a failure of the upstream.
 
     Raises:
         Overloaded: There is no room for another connection; the upstream has seen nothing.
@@ -160,19 +178,29 @@ async def open_answer(upstream: Upstream, request: HttpRequest) -> Answer:
     """
     try:
         response = await upstream.engine.send(request)
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno in _USED_UP:
-            raise Overloaded(RETRY_AFTER_S) from error
-        raise UpstreamError(502, "The upstream cannot be reached.", "upstream_unreachable") from error
-    except httpx.TimeoutException as error:
-        raise UpstreamError(504, "The upstream did not answer in time.", "upstream_timeout") from error
     except httpx.TransportError as error:
-        message = "The upstream ended the connection without a valid answer."
-        raise UpstreamError(502, message, "upstream_protocol_error") from error
-    if not 200 <= response.status <= 599:  # an upgrade nobody asked for, or no HTTP status at all
+        raise _build_error(upstream, error) from error
+    status, monitor = response.status, upstream.monitor
+    if not 200 <= status <= 599:  # an upgrade nobody asked for, or no HTTP status at all
+        monitor.record_invalid_status(upstream.target)
         await response.aclose()
         raise UpstreamError(502, "The upstream's status is not valid.", "upstream_protocol_error")
-    return Answer(response)
+    if status >= FAILED_FROM or monitor.failing:
+        monitor.record_status(upstream.target, status)
+    return Answer(response, upstream)
+
+
+def _build_error(upstream: Upstream, error: httpx.TransportError) -> Overloaded | UpstreamError:
+    """Report that there is no answer, and build the error for the client."""
+    cause = upstream.monitor.record_error(upstream.target, error)
+    if cause == OUT_OF_SOCKETS:
+        return Overloaded(RETRY_AFTER_S)
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return UpstreamError(502, "The upstream cannot be reached.", "upstream_unreachable")
+    if isinstance(error, httpx.TimeoutException):
+        return UpstreamError(504, "The upstream did not answer in time.", "upstream_timeout")
+    message = "The upstream ended the connection without a valid answer."
+    return UpstreamError(502, message, "upstream_protocol_error")
 
 
 def _tap_failed(error: BaseException) -> None:

@@ -12,19 +12,23 @@ from proxy.errors import Shown, openai_error
 from proxy.ports import HttpEngine
 from proxy.relay.exchange import Upstream
 from proxy.relay.headers import first_values
+from proxy.relay.upstream_monitor import UpstreamMonitor
 
 CONNECT_TIMEOUT_S = 10.0
 # What every request of an Anthropic client carries, to whatever path.
 ANTHROPIC = b"anthropic-version"
 
 
-def upstreams(config: Config, engine: HttpEngine, hop: str) -> Mapping[str, Upstream]:
+def upstreams(
+    config: Config, engine: HttpEngine, hop: str, monitor: UpstreamMonitor
+) -> Mapping[str, Upstream]:
     """Where requests go, by the name of their wire.
 
     Args:
         config: The configuration.
         engine: What sends.
         hop: The mark of this installation.
+        monitor: Reports their failures.
     """
     made: dict[str, Upstream] = {}
     for wire in WIRES:
@@ -37,7 +41,9 @@ def upstreams(config: Config, engine: HttpEngine, hop: str) -> Mapping[str, Upst
             connect_timeout_s=CONNECT_TIMEOUT_S,
             read_timeout_s=config.upstream.timeout_s,
             key_field=DIALECTS[wire].key_field,
+            monitor=monitor,
         )
+    monitor.keep_targets({each.target for each in made.values()})
     return MappingProxyType(made)
 
 

@@ -182,6 +182,7 @@ class Records:
         try:
             lines = await self._asked(lambda: self._store.tail(key, limit))
         except StoreUnavailable:
+            self.unanswered += 1
             return []
         return [fields for line in lines if (fields := envelope.unpack(line)) is not None]
 

@@ -28,7 +28,7 @@ UNITS = ("_seconds", "_ratio", "_tokens", "_usd", "_state", "_successful", "_act
 # All that may tell series apart: none of these takes as many values as there are clients.
 LABELS = {
     "model", "status", "strategy", "trigger", "outcome", "reason", "direction", "source", "op", "code",
-    "target", "version",
+    "target", "version", "cause",
 }  # fmt: skip
 USUAL = Exchange(
     at=1.0, model="gpt", status="none", code=200, overhead_s=0.002, first_byte_s=0.2, upstream_s=3.0

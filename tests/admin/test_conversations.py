@@ -448,7 +448,7 @@ async def test_the_api_is_described_where_it_is(base_path: str) -> None:
         assert (await client.get(base_path + PATH)).status_code == 200
     overall = (
         "/conversations", "/stats", "/models", "/config", "/events", "/events/stream", "/export.json",
-        "/export.csv",
+        "/export.csv", "/upstream-failures",
     )  # fmt: skip
     of_one = (
         "", "/events", "/compact", "/undo", "/pins", "/pins/{pin}", "/search", "/messages/{message}",

@@ -26,6 +26,7 @@ from proxy.relay import count_tokens
 from proxy.relay.admission import Admission
 from proxy.relay.blind import Blind
 from proxy.relay.count_tokens import CountTokens
+from proxy.relay.upstream_monitor import UpstreamMonitor
 from proxy.relay.upstreams import upstreams
 from proxy.serving import served
 from proxy.storage.records import Records
@@ -78,7 +79,7 @@ async def running(provider: Provider, told: Told) -> AsyncIterator[httpx.AsyncCl
         reading = Reading({name: Counting(CharacterCounter()) for name in ("tiktoken", "characters")})
         learning = Learning(Records(MemoryStore(), ignored))
         learning.observed = told  # type: ignore[method-assign, assignment]
-        targets = upstreams(config, engine, "0" * 16)
+        targets = upstreams(config, engine, "0" * 16, UpstreamMonitor())
         endpoint = CountTokens(
             config,
             targets["messages"],

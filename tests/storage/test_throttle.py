@@ -1,7 +1,7 @@
 """A store that fails for hours is told of once a minute, and nothing that was left out is lost count of."""
 
 from proxy.errors import StoreUnavailable
-from proxy.storage.throttle import Throttled
+from proxy.storage.throttle import AGAIN_AFTER_S, Throttle, Throttled
 
 
 def test_the_first_of_each_reason_is_told_at_once_and_the_rest_once_a_minute_with_their_number() -> None:
@@ -16,3 +16,13 @@ def test_the_first_of_each_reason_is_told_at_once_and_the_rest_once_a_minute_wit
         time[0] = round(time[0] + 0.1, 1)
 
     assert told == [(0.5, "store-full", 0), (0.5, "store-resting", 0), (60.5, "store-full", 599)]
+
+
+def test_a_throttle_remembers_a_bounded_number_of_keys() -> None:
+    time = [1.0]
+    throttle = Throttle[int](max_keys=2, clock=lambda: time[0])
+    assert [throttle.count_suppressed(key) for key in (1, 1, 1, 2, 2, 3)] == [0, None, None, 0, None, 0]
+    assert throttle.count_suppressed(2) is None  # still remembered
+    assert throttle.count_suppressed(1) == 0  # forgotten: reported at once
+    time[0] += AGAIN_AFTER_S
+    assert [throttle.count_suppressed(key) for key in (3, 3)] == [0, None]

@@ -7,6 +7,7 @@ Nothing here imports the package under test. So the same tests run against anoth
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -67,8 +68,20 @@ def chat_reply(request: Received, text: str = "ok") -> Reply:
     return Reply(body=json.dumps(body).encode())
 
 
+def find_free_port() -> int:
+    """A TCP port of the loopback address on which nobody listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+        return port
+
+
 class Provider:
     """A scripted provider on a socket of its own.
+
+    Args:
+        answer: Makes the answer to a request.
+        port: Where to listen; 0 takes a free port.
 
     Attributes:
         url: Base URL, ending in /v1.
@@ -76,7 +89,7 @@ class Provider:
         received: All requests so far, oldest first.
     """
 
-    def __init__(self, answer: Answer = chat_reply) -> None:
+    def __init__(self, answer: Answer = chat_reply, port: int = 0) -> None:
         self.answer = answer
         self.received: list[Received] = []
         provider = self
@@ -104,7 +117,7 @@ class Provider:
             def log_message(self, *args: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"

@@ -22,6 +22,7 @@ EVERY = (
 NOTHING: dict[str, Any] = {
     "stats": {"rows": [], "total": {"requests": 0}},
     "events": {"events": []},
+    "upstream-failures": {"complete": True, "failures": []},
     "conversations": {"conversations": []},
     f"conversations/{NAME}": {"id": NAME, "money": None},
     f"conversations/{NAME}/exchanges": {"exchanges": []},
@@ -126,6 +127,34 @@ async def test_an_empty_proxy_says_what_to_do_next() -> None:
             assert f"export OPENAI_BASE_URL={client.base_url}/v1" in text.replace("/ /v1", "/v1")
         assert "Nothing has failed" in (await client.get("/ui/failures")).text
         assert "Nothing found for “zzz”" in (await client.get("/ui/conversations?q=zzz")).text
+
+
+async def test_failures_of_upstreams_are_listed_by_cause_beside_those_of_compaction() -> None:
+    api = FakeApi(sample())
+    async with pages(api) as client:
+        text = Read((await client.get("/ui/failures?since=7d")).text).text
+    for told in (
+        "Target Cause Count Last https://api.example:443 connection refused connection-refused 1,204 18 Nov",
+        "https://api.example:443 upstream answered 503 http-503 3 18 Nov 11:06:40",
+        "Failed open The request went through unchanged.",
+    ):
+        assert told in text, told
+    assert "Nothing has failed" not in text
+    assert ("upstream-failures", {"since": "7d"}) in [(path, query) for _, path, query, _ in api.asked]
+
+
+async def test_without_the_store_failures_of_upstreams_are_shown_and_nothing_else_is_claimed() -> None:
+    away = RequestRefused(503, "The store cannot be used right now.", "store_unavailable")
+    answers = {**sample(), "events": away}
+    async with pages(FakeApi(answers)) as client:
+        shown = await client.get("/ui/failures")
+        answers["upstream-failures"] = {"complete": False, "failures": []}
+        nothing = Read((await client.get("/ui/failures")).text).text
+    assert shown.status_code == 200
+    assert "upstream answered 503" in Read(shown.text).text
+    for text in (Read(shown.text).text, nothing):
+        assert "The store cannot be reached: only upstream failures that this process knows of" in text
+    assert "Nothing has failed" not in nothing
 
 
 async def test_the_list_is_searched_and_sorted_by_the_api() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from proxy.admin.ui import words
 from proxy.admin.ui.words import MINUS
+from proxy.core.upstream_failure import CAUSES
 
 
 @pytest.mark.parametrize(
@@ -61,3 +62,12 @@ def test_shares_times_and_reasons() -> None:
         "$0.00",
     ]
     assert words.reason("of-another-version") == "of another version"
+
+
+def test_every_cause_of_an_upstream_failure_is_explained() -> None:
+    assert words.UPSTREAM_CAUSES.keys() == CAUSES
+    assert words.upstream_cause("http-503") == "upstream answered 503"
+    assert [words.upstream_cause(each) for each in ("of-another-version", "")] == [
+        "of another version",
+        "n/a",
+    ]

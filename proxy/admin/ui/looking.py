@@ -10,7 +10,7 @@ from proxy.admin.ui import charts, readings
 from proxy.admin.ui.api import Api
 from proxy.admin.ui.panes import MAX_SHOWN_CHARACTERS, panes
 from proxy.admin.ui.rendering import Pages
-from proxy.admin.ui.shown import Counters, Hit, Model, Prompt, Row, Text
+from proxy.admin.ui.shown import Counters, Hit, Model, Prompt, Row, Text, UpstreamFailureLine
 from proxy.core.event import number
 
 # The ranges of the overview, and by what each is drawn.
@@ -178,10 +178,21 @@ class Looking:
         )
 
     async def failures(self, request: Request) -> Response:
-        """What went wrong, and that requests went through nevertheless."""
-        told = await self.api.get(request, "events", limit=MAX_EVENTS, failures="true")
+        """What went wrong: upstreams, also where the store is away, and compaction."""
+        since = _chosen(request, "since", RANGES)
+        told, upstreams = await asyncio.gather(
+            self.api.stored(request, "events", limit=MAX_EVENTS, failures="true"),
+            self.api.get(request, "upstream-failures", since=since),
+        )
         return await self.pages.page(
-            "failures.html", at="failures", events=readings.happened(told.get("events")), limit=MAX_EVENTS
+            "failures.html",
+            at="failures",
+            since=since,
+            ranges=tuple(RANGES),
+            upstreams=readings.rows(UpstreamFailureLine, upstreams.get("failures")),
+            complete=upstreams.get("complete") is not False,
+            events=None if told is None else readings.happened(told.get("events")),
+            limit=MAX_EVENTS,
         )
 
     async def settings(self, request: Request) -> Response:

@@ -38,7 +38,7 @@ _HASH_DIGITS = 12
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 _FILTERS = (
     "segment", "usd", "rate", "count", "short", "milliseconds", "duration", "stamp", "when",
-    "reason", "cause", "kind",
+    "reason", "cause", "kind", "upstream_cause",
 )  # fmt: skip
 
 

@@ -115,6 +115,16 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
+class UpstreamFailureLine:
+    """Failures of an upstream that have one cause."""
+
+    target: str = ""
+    cause: str = ""
+    count: int = 0
+    last_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Bill:
     """What a conversation costs, never compacted and compacted; in dollars, or in uncached input tokens."""
 

@@ -73,6 +73,22 @@ CAUSES = {
     "tokens": "trigger reached",
     "turns": "number of turns",
 }
+# Why an upstream failed (`core.upstream_failure`).
+UPSTREAM_CAUSES = {
+    "connection-refused": "connection refused",
+    "name-not-resolved": "its name could not be resolved",
+    "tls-failed": "TLS failed: no TLS there, or a certificate that is not trusted",
+    "connect-timeout": "no connection in time",
+    "unreachable": "no way to it",
+    "proxy-failed": "the outgoing proxy refused the connection",
+    "out-of-sockets": "this machine has no file descriptor or port left for a connection",
+    "not-sendable": "the request could not be written as HTTP",
+    "connection-reset": "connection reset before an answer",
+    "invalid-answer": "connection ended without a valid answer",
+    "answer-timeout": "no answer in time",
+    "answer-cut": "answer cut off",
+    "answer-stalled": "answer stopped for too long",
+}
 KINDS = {
     "compacted": "Compacted",
     "failed": "No round made",
@@ -185,6 +201,14 @@ def reason(word: str) -> str:
 def cause(words: str) -> str:
     """What made a round due, and what went wrong in it, in words."""
     return ", ".join(CAUSES.get(word) or word.replace("-", " ") for word in words.split(",")) or UNKNOWN
+
+
+def upstream_cause(word: str) -> str:
+    """Why an upstream failed, in words; a status as `upstream answered 503`."""
+    family, _, status = word.partition("-")
+    if family == "http":
+        return f"upstream answered {status}"
+    return UPSTREAM_CAUSES.get(word) or word.replace("-", " ") or UNKNOWN
 
 
 def kind(word: str) -> str:
