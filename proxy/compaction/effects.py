@@ -1,12 +1,13 @@
 """Whether rounds do any good, by what providers count: two that do not, and the conversation is left alone.
 
 What a tokenizer says is an estimate, and what is compacted may be small beside what is not: a loop of rounds
-that win nothing costs a summary call each, and breaks the provider's prompt cache every time.
+that win nothing costs a summary call each, and breaks the provider's prompt cache every time. A round that
+fails because of its messages would cost its processor time again with every further message.
 """
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 # A round that saves less than this share of the request, as the provider counts it, has done no good.
@@ -28,6 +29,25 @@ class _Effect:
     at: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A round that could not be made of a conversation's messages.
+
+    Attributes:
+        length: Number of the messages.
+        prefix: Prefix digest of the last of them.
+        window: Of the model, in tokens; how large a round may be follows from it.
+        tokens: Size of the request.
+        at: When it failed.
+    """
+
+    length: int
+    prefix: bytes
+    window: int
+    tokens: int
+    at: float
+
+
 class Effects:
     """Judges rounds, on one event loop.
 
@@ -38,6 +58,7 @@ class Effects:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._known: OrderedDict[str, _Effect] = OrderedDict()
+        self._failures: OrderedDict[str, _Failure] = OrderedDict()
 
     def note(self, thread: str, standing: bytes, *, before: int, after: int) -> None:
         """A request was answered for which a round had been made.
@@ -65,6 +86,32 @@ class Effects:
     def paused(self, thread: str, tokens: int) -> bool:
         """Whether another round of a request of this size would do no good either."""
         known = self._known.get(thread)
-        if known is None or known.ineffective < INEFFECTIVE_ROUNDS:
+        return known is not None and known.ineffective >= INEFFECTIVE_ROUNDS and self._rests(known, tokens)
+
+    def note_failure(self, thread: str, prefixes: Sequence[bytes], *, window: int, tokens: int) -> None:
+        """Takes note of a round that failed for a reason that follows from its messages.
+
+        Args:
+            thread: The conversation (`view.thread`).
+            prefixes: Prefix digests of its messages.
+            window: Of the model, in tokens.
+            tokens: Size of the request.
+        """
+        self._failures.pop(thread, None)
+        self._failures[thread] = _Failure(len(prefixes), prefixes[-1], window, tokens, self._clock())
+        if len(self._failures) > MAX_CONVERSATIONS:
+            self._failures.popitem(last=False)
+
+    def is_failing(self, thread: str, prefixes: Sequence[bytes], *, window: int, tokens: int) -> bool:
+        """Returns whether a round of this request would fail as the last one did; arguments as above.
+
+        True where the request begins with the messages of a round that failed, until it has grown by `GROWTH`
+        or `PAUSE_S` have passed. Another conversation of the same thread is not held back.
+        """
+        known = self._failures.get(thread)
+        if known is None or known.window != window or len(prefixes) < known.length:
             return False
+        return prefixes[known.length - 1] == known.prefix and self._rests(known, tokens)
+
+    def _rests(self, known: _Effect | _Failure, tokens: int) -> bool:
         return tokens < (1 + GROWTH) * known.tokens and self._clock() - known.at < PAUSE_S

@@ -6,16 +6,18 @@ from typing import Self
 
 from proxy.compaction.brief import Brief
 from proxy.core.checkpoint import Checkpoint
-from proxy.core.message import Message
+from proxy.core.masks import answered_calls
+from proxy.core.message import Call, Message
 from proxy.core.planner import Plan
 from proxy.core.policy import Policy
+from proxy.kept import kept
 from proxy.reading import Gauge
 
 # The reason of a round that no request needs yet.
 AHEAD = "soft"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: what follows from the fields is worked out when asked for, and once
 class Job:
     """One round to be made.
 
@@ -109,12 +111,17 @@ class Job:
             text = text.replace(statement, "")
         return replace(self.messages[index], text=text) if index in self.outdated else self.messages[index]
 
-    @property
+    @kept
     def taken(self) -> tuple[int, ...]:
         """Indices of what this round takes out or shortens for the first time, in order."""
         known = self.earlier.gone | self.earlier.edited if self.earlier else frozenset[int]()
         edits = {fill.at for fill in self.plan.fills if fill.kind in {"mask", "cap"}}
         return tuple(sorted({*self.plan.gone, *edits} - known))
+
+    @kept
+    def calls(self) -> Mapping[int, Call]:
+        """The call that each tool result answers, by the result's index."""
+        return answered_calls(self.messages)
 
     @property
     def forwarded_tokens(self) -> int:

@@ -26,6 +26,7 @@ from proxy.core.digest import message_id
 from proxy.core.event import Event
 from proxy.core.extract import extractive
 from proxy.core.keys import checkpoint_keys, checkpoints_key, staged_key
+from proxy.core.ledger import has_every_rule
 from proxy.detail import detail_item
 from proxy.errors import SummaryFailed
 from proxy.history import History, round_line
@@ -187,8 +188,6 @@ class Making:
     async def _checkpoint(self, job: Job) -> Checkpoint:
         said = await self._texts(job)
         puts = await stand_ins(job, said.texts, self._reading)
-        if not _holds(puts, job.rules):
-            raise SummaryFailed("rules-lost")
         return await beside(partial(_checkpoint, job, said, puts))
 
     async def _save(
@@ -239,8 +238,10 @@ def _checkpoint(job: Job, said: _Texts, puts: tuple[Put, ...]) -> Checkpoint:
     """The round as it will be kept.
 
     Raises:
-        SummaryFailed: It makes nothing shorter.
+        SummaryFailed: It has lost a rule, or makes nothing shorter.
     """
+    if not has_every_rule("\n".join(each.text for put in puts for each in put.messages), job.rules):
+        raise SummaryFailed("rules-lost")
     before, after = job.forwarded_tokens, _tokens(job, puts)
     if after >= before:
         raise SummaryFailed("longer")
@@ -273,12 +274,6 @@ def _tokens(job: Job, puts: tuple[Put, ...]) -> int:
     covered = {index for put in puts for index in range(*put.span)}
     whole = sum(each.tokens for index, each in enumerate(job.messages) if index not in covered)
     return whole + sum(each.tokens for put in puts for each in put.messages)
-
-
-def _holds(puts: tuple[Put, ...], rules: tuple[str, ...]) -> bool:
-    """Whether every rule is still there, word for word."""
-    text = "\n".join(each.text for put in puts for each in put.messages)
-    return all(rule in text for rule in rules)
 
 
 def _extracts(job: Job) -> tuple[str, ...]:

@@ -37,10 +37,14 @@ NOTHING_TO_TAKE = "nothing-to-take"
 IRREDUCIBLE = "irreducible"
 # Rounds have done no good lately.
 PAUSED = "paused"
+# Why a round fails that would fail again, since its messages are the cause.
+HOPELESS = frozenset({"longer", "rules-lost"})
 # Reasons for leaving a request as it is that are no failures.
 QUIET = frozenset({NOTHING_TO_TAKE, IRREDUCIBLE, PAUSED})
 # What must be done whatever it wins. Only `force` asks a summary model where that is little.
 FORCED = frozenset({"force", "overflow", "limit"})
+# What is tried even where it has just failed.
+INSISTENT = frozenset({"force", "overflow"})
 
 
 class Replacing:
@@ -113,7 +117,7 @@ class Replacing:
         """Begin a round that will soon be due, unless there is one or nothing would be won."""
         if view.root is None or not view.ask.routes or await self._viewer.staged(view) is not None:
             return
-        if self._paused(view):
+        if self._paused(view) or self._is_failing(view):
             return
         view = await self._improved(view)
         draft = await self._drafting.drafted(view)
@@ -125,6 +129,24 @@ class Replacing:
 
     def _paused(self, view: View) -> bool:
         return self._effects.paused(view.thread, view.size(view.effective))
+
+    def _is_failing(self, view: View) -> bool:
+        tokens, window = view.size(view.effective), view.budget.window
+        return self._effects.is_failing(view.thread, view.prefixes, window=window, tokens=tokens)
+
+    async def _make(self, view: View, job: Job) -> Checkpoint:
+        """Returns the round of a job that asks no model; takes note where it cannot be made.
+
+        Raises:
+            SummaryFailed: It cannot be made.
+        """
+        try:
+            return await self._rounds.make(job, PLAIN_S, finish=True)
+        except SummaryFailed as failed:
+            if failed.reason in HOPELESS:
+                tokens, window = view.size(view.effective), view.budget.window
+                self._effects.note_failure(view.thread, view.prefixes, window=window, tokens=tokens)
+            raise
 
     async def _round(self, view: View, due: str) -> tuple[Checkpoint, str | None]:
         """A round that is ready, or one made now."""
@@ -179,12 +201,14 @@ class Replacing:
 
     async def _made(self, view: View, due: str) -> tuple[Checkpoint, str | None]:
         """A round made now: with the summary if it comes in time, else without, and why."""
+        if due not in INSISTENT and self._is_failing(view):
+            raise SummaryFailed(PAUSED)
         draft = await self._drafting.drafted(view, small=due in FORCED)
         if draft is None:
             raise SummaryFailed(IRREDUCIBLE if view.irreducible else NOTHING_TO_TAKE)
         job = await self._ordering.job(view, draft, due)
         if not job.plan.groups:
-            return await self._rounds.make(job, PLAIN_S, finish=True), None
+            return await self._make(view, job), None
         if due != "force":
             joined = self._joined(view, job)
             late = await self._prepared(view) if joined is job else None  # it may have ended meanwhile
@@ -234,7 +258,7 @@ class Replacing:
         [key] = checkpoint_keys(job.tenant, job.root, job.policy.name, [place])
         plain = replace(job.deterministic(key, place), reason=f"{job.reason},{failed.reason}")
         try:
-            made = await self._rounds.make(plain, PLAIN_S, finish=True)
+            made = await self._make(view, plain)
         except SummaryFailed as longer:
             raise SummaryFailed(NOTHING_TO_TAKE if longer.reason == "longer" else longer.reason) from longer
         edited = _with_edits(made, view.earlier)

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from proxy.compaction.beside import beside
 from proxy.compaction.jobs import Job
 from proxy.core.digest import message_id
-from proxy.core.masks import answered_calls, masked_text
+from proxy.core.masks import masked_text
 from proxy.core.message import Message, Span
 from proxy.core.planner import Fill
 from proxy.core.recalled import TOOL_NAME
@@ -43,7 +44,7 @@ class Put:
 async def stand_ins(job: Job, texts: Sequence[str], reading: Reading) -> tuple[Put, ...]:
     """What stands in for each span of the job's plan. A run whose summary is no shorter stays as it is."""
     pieces = list(zip(job.plan.spans, job.plan.fills, strict=True))
-    made = [tuple(_made(job, fill, texts)) for _, fill in pieces]
+    made = await beside(lambda: [tuple(_made(job, fill, texts)) for _, fill in pieces])
     new = [each for put in made for each in put if not each.tokens]
     sized = await reading.counted(new, job.gauge)
     counted = {id(each): whole for each, whole in zip(new, sized, strict=True)}
@@ -164,9 +165,8 @@ def task_text(job: Job) -> str:
 
 def _masked(job: Job, index: int) -> Message:
     result = job.messages[index]
-    call = answered_calls(job.messages[: index + 1]).get(index)
     tool = TOOL_NAME if job.searchable else ""
-    text = masked_text(result, call, message_id(job.prefixes[index]), tool)
+    text = masked_text(result, job.calls.get(index), message_id(job.prefixes[index]), tool)
     return _read(job, replace(result, text=text, raw=b""))
 
 

@@ -163,7 +163,7 @@ class Summarising:
         if size <= at.room:
             return await self._asked(at, asked, size, len(groups), cut=shape.cut)
         messages = tuple(each for group in groups for each in group)
-        characters = shown(messages, shape) * await self._share(at, size)
+        characters = await beside(partial(shown, messages, shape)) * await self._share(at, size)
         shape = await beside(partial(narrowed, messages, shape, MAX_PORTIONS * characters))
         if len(groups) == 1:
             return (await self._reduced(at, groups[0], shape, characters),)
@@ -205,7 +205,8 @@ class Summarising:
             if size <= at.room:
                 [text] = await self._asked(at, asked, size, 1, cut=cut)
                 return text
-            shape = narrowed(group, shape, shown(group, shape) * await self._share(at, size))
+            share = await self._share(at, size)
+            shape = await beside(partial(_shape_for_share, group, shape, share))
         raise SummaryFailed("summary-window")
 
     async def _share(self, at: Sitting, size: int) -> float:
@@ -258,6 +259,11 @@ async def _together(calls: Iterable[Coroutine[object, object, str]]) -> list[str
     if failed is not None:
         raise failed
     return [each for each in results if isinstance(each, str)]
+
+
+def _shape_for_share(group: Group, shape: SummaryShape, share: float) -> SummaryShape:
+    """Returns a shape that shows this share of what the shape shows of a group."""
+    return narrowed(group, shape, shown(group, shape) * share)
 
 
 def _verified(brief: Brief, found: tuple[str, ...]) -> tuple[str, ...]:

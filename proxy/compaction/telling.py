@@ -28,7 +28,7 @@ def made_event(
     job: Job, made: Checkpoint, facts: Facts, price: Price, *, at: float, seconds: float, outcome: str
 ) -> Event:
     """A round was made."""
-    names = tuple(message_id(job.prefixes[index]) for index in job.taken)
+    taken = job.taken
     return Event(
         COMPACTED,
         at,
@@ -38,8 +38,8 @@ def made_event(
         outcome=outcome,
         model=made.writer,
         tokens_after=made.tokens_after,
-        messages=len(names),
-        message_ids=names[:MAX_MESSAGE_IDS],
+        messages=len(taken),
+        message_ids=tuple(message_id(job.prefixes[index]) for index in taken[:MAX_MESSAGE_IDS]),
         seconds=round(seconds, 3),
         facts=facts,
         summary=made.summary,

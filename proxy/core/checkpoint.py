@@ -129,7 +129,7 @@ def found_by(place: bytes) -> bytes:
 
 def exact_digest(messages: Iterable[Message]) -> bytes:
     """Chained digest of all the messages given, 32 bytes."""
-    return chain(message.digest for message in messages)[-1]
+    return _chained(tuple([message.digest for message in messages]))
 
 
 def covered_results(messages: Sequence[Message], spans: Iterable[Span]) -> tuple[Result, ...]:
@@ -167,7 +167,7 @@ def _same_prefix(checkpoint: Checkpoint, messages: Sequence[Message], *, shorten
     return _chained(tuple(digests)) == checkpoint.exact
 
 
-@lru_cache(maxsize=256)  # each request of a conversation asks again
+@lru_cache(maxsize=256)  # a round asks several times, and each request of its conversation again
 def _chained(digests: tuple[bytes, ...]) -> bytes:
     return chain(digests)[-1]
 

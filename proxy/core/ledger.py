@@ -20,6 +20,7 @@ __all__ = [
     "Outdated",
     "Remark",
     "Standing",
+    "has_every_rule",
     "ledger",
     "outdated",
     "rendered",
@@ -29,6 +30,9 @@ __all__ = [
 # The beginning of a long message that is quoted with the remaining words of the user, in characters.
 HEAD_CHARACTERS = 600
 PIN = -1
+# Rules that one ledger quotes. Of 217 recorded conversations of coding agents, desks and chats none has more
+# than 54. Every quoted rule is sent with every later request, so the number must end somewhere.
+MAX_RULES = 500
 
 
 def ledger(
@@ -47,7 +51,8 @@ def ledger(
         covered: Indices that the forwarded list will not contain any more. Only they are quoted, but what
             is said in any message replaces what was said before.
         name: The id of the message at an index.
-        pins: Rules given by header or API; they come first.
+        pins: Rules given by header or API; they come first. Of pins and rules together the ledger quotes at
+            most `MAX_RULES`.
         standing: Of these messages, where it is known already.
         seen: What a message shows; `core.facts.shown`, or a memory of it.
     """
@@ -59,7 +64,19 @@ def ledger(
         for at, spoken in kept
         if spoken.kind
     )
-    return Ledger(pinned + entries, tuple(_remarks(kept, name)), observed(messages, gone, seen))
+    bounded = tuple(_bound_rules(pinned + entries))
+    return Ledger(bounded, tuple(_remarks(kept, name)), observed(messages, gone, seen))
+
+
+def _bound_rules(entries: Sequence[Entry]) -> Iterator[Entry]:
+    """Yields the entries in their order, at most `MAX_RULES` rules among them.
+
+    Pins win over rules that the user labelled, these over other rules, and the newest over older ones.
+    """
+    numbers = [number for number, entry in enumerate(entries) if entry.kind is Kind.RULE]
+    numbers.sort(key=lambda number: (entries[number].at == PIN, entries[number].labelled, number))
+    left_out = frozenset(numbers[:-MAX_RULES])
+    yield from (entry for number, entry in enumerate(entries) if number not in left_out)
 
 
 def _remarks(kept: Sequence[tuple[int, Spoken]], name: Callable[[int], str]) -> Iterator[Remark]:
@@ -80,3 +97,18 @@ def outdated(messages: Sequence[Message]) -> Outdated:
 def rules(ledger: Ledger) -> tuple[str, ...]:
     """The texts of rules and pins as they are rendered, in one line; each has to be in what is forwarded."""
     return tuple(flat(entry.text) for entry in ledger.entries if entry.kind is Kind.RULE)
+
+
+def has_every_rule(text: str, rules: Sequence[str]) -> bool:
+    """Returns whether every rule stands in the text, word for word.
+
+    Each search starts where the last one ended, so the time is linear in a text that quotes the rules in
+    their order, as a rendered ledger does. A rule that stands elsewhere costs one search of the whole text.
+    """
+    start = 0
+    for rule in rules:
+        found = text.find(rule, start)
+        if found < 0 and rule not in text:
+            return False
+        start = max(start, found)
+    return True

@@ -2,12 +2,26 @@
 
 from collections.abc import Collection
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.ledger import Entry, Kind, Ledger, Observed, Remark, ledger, rendered, rules
+from proxy.core import ledger as ledger_module
+from proxy.core.ledger import (
+    MAX_RULES,
+    PIN,
+    Entry,
+    Kind,
+    Ledger,
+    Observed,
+    Remark,
+    has_every_rule,
+    ledger,
+    rendered,
+    rules,
+)
 from proxy.core.message import Call, Message
 
 KIT_REASON = "compaction-conformance-kit is not installed"
@@ -181,6 +195,100 @@ def test_whatever_users_write_the_ledger_quotes_it(said: list[str], characters: 
     assert rendered(found, characters) == rendered(of(messages), characters)
     for entry in found.entries:
         assert all(part in messages[entry.at].text for part in entry.text.split("; "))
+
+
+NOUNS = (
+    "pump",
+    "valve",
+    "motor",
+    "belt",
+    "shaft",
+    "gear",
+    "lever",
+    "crank",
+    "spring",
+    "bolt",
+    "hinge",
+    "rod",
+)
+
+
+def test_of_very_many_rules_the_newest_are_quoted_in_their_order() -> None:
+    said = [f"Never touch {one} {other} {third}." for one in NOUNS for other in NOUNS for third in NOUNS[:5]]
+    found = of([Message("user", text) for text in said])
+
+    assert len(said) > MAX_RULES
+    assert rules(found) == tuple(said[-MAX_RULES:])
+    assert has_every_rule(rendered(found, 0), rules(found))
+
+
+def test_pins_win_over_labelled_rules_and_these_over_newer_ones() -> None:
+    said = ["RULE: never paint the harbour.", "Fix the bug.", *(f"Never touch the {noun}." for noun in NOUNS)]
+    with patch.object(ledger_module, "MAX_RULES", 4):
+        found = of(talk(*said), None, "Answer in Welsh.", "Answer briefly.")
+
+    assert rules(found) == (
+        "Answer in Welsh.",
+        "Answer briefly.",
+        "RULE: never paint the harbour.",
+        "Never touch the rod.",
+    )
+    assert "Fix the bug." in [entry.text for entry in found.entries]
+
+
+@given(st.lists(st.sampled_from(NOUNS), max_size=9), st.lists(st.sampled_from(NOUNS), max_size=3))
+def test_rules_are_bounded_and_nothing_else_is_left_out(said: list[str], pins: list[str]) -> None:
+    messages = talk(*(f"Never touch the {noun}. Fix the {noun}." for noun in said))
+    whole = of(messages, None, *pins)
+    with patch.object(ledger_module, "MAX_RULES", 3):
+        found = of(messages, None, *pins)
+
+    assert len(rules(found)) == min(3, len(rules(whole)))
+    left_out = [entry for entry in whole.entries if entry not in found.entries]
+    assert [entry for entry in whole.entries if entry not in left_out] == list(found.entries)
+    assert {entry.kind for entry in left_out} <= {Kind.RULE}
+    kept = [entry for entry in found.entries if entry.kind is Kind.RULE and entry.at != PIN]
+    assert all(old.at < new.at for old in left_out if old.at != PIN for new in kept)
+
+
+@given(
+    st.text("ab\n", max_size=40),
+    st.lists(st.text("ab", max_size=4), max_size=6),
+)
+def test_a_text_has_every_rule_where_each_is_a_part_of_it(text: str, wanted: list[str]) -> None:
+    assert has_every_rule(text, wanted) == all(rule in text for rule in wanted)
+
+
+@given(LEDGERS, st.integers(0, 900))
+def test_a_rendered_ledger_has_every_rule(found: Ledger, characters: int) -> None:
+    assert has_every_rule(rendered(found, characters), rules(found))
+
+
+class Text(str):
+    """A text that counts the characters that were searched."""
+
+    __slots__ = ("searched",)
+    searched: int
+
+    def find(self, sub: str, start: Any = 0, end: Any = None) -> int:
+        found = super().find(sub, start, end)
+        self.searched += (found if found >= 0 else len(self)) - start
+        return found
+
+    def __contains__(self, sub: object) -> bool:
+        self.searched += len(self)
+        return super().__contains__(sub)  # type: ignore[operator]
+
+
+def test_rules_are_looked_for_in_one_pass_over_the_ledger() -> None:
+    said = [f"Never touch {one} {other} {third}." for one in NOUNS for other in NOUNS for third in NOUNS[:3]]
+    found = of([Message("user", text) for text in said])
+    text = Text(f"{' '.join(reversed(said))}\n{rendered(found, 0)}")
+    text.searched = 0
+
+    assert has_every_rule(text, rules(found))
+    assert text.searched <= len(text)
+    assert not has_every_rule(text, ["Never touch the piano."])
 
 
 CHATTER = (

@@ -159,6 +159,44 @@ class Proxy:
         pid = self.process.pid
         return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
+    @contextmanager
+    def watch_loop(self) -> Iterator[list[float]]:
+        """Ask for /livez again and again, and list how long the event loop was held between two answers.
+
+        An entry is the processor time of the main thread, in seconds, between two consecutive answers, the
+        cost of the answer included. On a busy machine the asking thread may get no turn for a while, and an
+        entry may be the sum of several steps. So one run shows too much at times, and never too little.
+        """
+        held: list[float] = []
+        done = threading.Event()
+
+        def ask() -> None:
+            with self.client() as client:
+                last = None
+                while not done.wait(0.001):
+                    client.get("/livez").raise_for_status()
+                    now = self.loop_cpu_s
+                    held.extend([] if last is None else [now - last])
+                    last = now
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        try:
+            yield held
+        finally:
+            done.set()
+            asking.join()
+
+    def wait_for_quiet(self) -> None:
+        """Wait until the process does nothing worth mentioning any more."""
+
+        def is_quiet() -> bool:
+            before = self.cpu_s
+            time.sleep(0.2)
+            return self.cpu_s - before < 0.01
+
+        self.wait_for(is_quiet, "the process rests")
+
     def memory_bytes(self, name: str) -> int:
         """A figure of /proc/PID/status, such as VmRSS, VmHWM or VmSize, in bytes."""
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():

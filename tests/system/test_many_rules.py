@@ -1,0 +1,176 @@
+"""A conversation of very many rules costs time in proportion to its length, and holds up nobody else."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.system.black_box import Provider, Proxy, Received, Reply, chat_reply, run_proxy
+
+SIZES = (10_000, 20_000, 40_000)
+# Processor seconds that one step may keep the event loop.
+MOST_HELD_S = 0.05
+# Growth of the processor time for twice as many rules.
+MOST_GROWTH = 2.5
+# What a further message may cost of what the first request cost.
+FURTHER_SHARE = 0.25
+# A figure that is too large by chance is so once; one that is too large for a reason is so every time.
+ATTEMPTS = 3
+# Rules that the ledger quotes (docs/strategies.md).
+QUOTED_RULES = 500
+SUMMARY = (
+    "## Goal\nThe user lays down rules for deployments before reviews.\n\n"
+    "## State\nThe rules are known, and nothing else has been done so far."
+)
+
+Message = dict[str, str]
+FURTHER = {"role": "user", "content": "Never sleep before review."}
+_marks = count(1)
+
+
+def word(number: int) -> str:
+    """A word of its own for each number, without digits."""
+    syllables = ""
+    for _ in range(4):
+        syllables += "bcdfghjklmnpqrstvwxz"[number % 20] + "aeiou"[number // 20 % 5]
+        number //= 100
+    return syllables
+
+
+def rule(number: int) -> str:
+    return f"Never deploy {word(number)} before review."
+
+
+def talk(rules: int, *, distinct: bool = True) -> list[Message]:
+    """A conversation of its own in which a user lays down so many rules."""
+    task = {"role": "user", "content": f"Set up deployment {next(_marks)}."}
+    return [task, *({"role": "user", "content": rule(k if distinct else 0)} for k in range(rules))]
+
+
+def send(client: httpx.Client, messages: list[Message], **headers: str) -> httpx.Response:
+    body = json.dumps({"model": "m", "messages": messages})
+    answer = client.post(
+        "/v1/chat/completions", content=body, headers={"content-type": "application/json", **headers}
+    )
+    assert answer.status_code == 200
+    return answer
+
+
+def is_summary_call(body: Any) -> bool:
+    return len(body["messages"]) == 2 and body["messages"][0]["role"] == "system"
+
+
+def answer_with_summaries(request: Received) -> Reply:
+    if request.method == "GET":
+        return Reply(status=404)
+    return chat_reply(request, SUMMARY if is_summary_call(request.json()) else "ok")
+
+
+def answer_without_summaries(request: Received) -> Reply:
+    if request.method == "GET" or is_summary_call(request.json()):
+        return Reply(status=404 if request.method == "GET" else 500)
+    return chat_reply(request)
+
+
+@pytest.fixture(params=[answer_with_summaries, answer_without_summaries], ids=["summaries", "no-summaries"])
+def proxy(request: pytest.FixtureRequest, tmp_path: Path, provider: Provider) -> Iterator[Proxy]:
+    provider.answer = request.param
+    with run_proxy(tmp_path, provider.url) as running:
+        yield running
+
+
+def measure_least(measure: Callable[[], float], enough: float) -> float:
+    """Returns the least of some measurements; makes no further one once one is small enough."""
+    least = measure()
+    for _ in range(ATTEMPTS - 1):
+        if least <= enough:
+            break
+        least = min(least, measure())
+    return least
+
+
+@pytest.mark.parametrize("distinct", [True, False], ids=["distinct", "repeated"])
+def test_a_conversation_of_very_many_rules_does_not_hold_the_event_loop(
+    proxy: Proxy, *, distinct: bool
+) -> None:
+    def measure_hold(client: httpx.Client, size: int) -> float:
+        messages = talk(size, distinct=distinct)
+        with proxy.watch_loop() as held:
+            send(client, messages)
+            send(client, [*messages, FURTHER])
+        return max(held)
+
+    with proxy.client() as client:
+        for size in SIZES:
+            held_s = measure_least(partial(measure_hold, client, size), MOST_HELD_S)
+            assert held_s <= MOST_HELD_S, f"{size} rules"
+
+
+@pytest.mark.parametrize("distinct", [True, False], ids=["distinct", "repeated"])
+def test_twice_as_many_rules_cost_about_twice_the_processor_time(proxy: Proxy, *, distinct: bool) -> None:
+    def measure_cost(client: httpx.Client, messages: list[Message]) -> float:
+        proxy.wait_for_quiet()
+        before = proxy.cpu_s
+        send(client, messages)
+        proxy.wait_for_quiet()
+        return proxy.cpu_s - before
+
+    def measure_both(client: httpx.Client, size: int) -> float:
+        messages = talk(size, distinct=distinct)
+        first_s, further_s = measure_cost(client, messages), measure_cost(client, [*messages, FURTHER])
+        shares.append(further_s / first_s)
+        return first_s + further_s
+
+    shares: list[float] = []
+    with proxy.client() as client:
+        send(client, talk(1))
+        smaller_s = measure_both(client, SIZES[0])
+        for size in SIZES[1:]:
+            cost_s = measure_least(partial(measure_both, client, size), MOST_GROWTH * smaller_s)
+            assert cost_s < MOST_GROWTH * smaller_s, f"{size} rules"
+            smaller_s = cost_s
+    assert max(shares) < FURTHER_SHARE, shares
+
+
+def test_pins_labelled_rules_and_the_newest_rules_survive_among_very_many(
+    proxy: Proxy, provider: Provider
+) -> None:
+    messages = talk(10_000)
+    messages.insert(1, {"role": "user", "content": "RULE: Never paint the harbour green."})
+    with proxy.client() as client:
+        answer = send(client, messages, **{"x-compaction-pin": "Answer in Welsh."})
+    assert answer.headers["x-compaction-status"] == "applied"
+    sent = [request.body.decode() for request in provider.received if request.method == "POST"][-1]
+    assert "Never paint the harbour green." in sent
+    assert "Answer in Welsh." in sent
+    kept = [k for k in range(10_000) if rule(k) in sent]
+    assert kept == list(range(kept[0], 10_000))  # the newest, none left out between them
+    in_ledger = len(re.findall(r"- Never deploy \w+ before review\.", sent))
+    assert in_ledger == QUOTED_RULES - 2
+    assert "rules-lost" not in proxy.log_path.read_text()
+
+
+def test_a_round_that_cannot_succeed_is_not_tried_again_with_every_message(
+    tmp_path: Path, provider: Provider
+) -> None:
+    provider.answer = answer_without_summaries
+    long_rule = "Never deploy {} before review of {}."
+    messages = [
+        {"role": "user", "content": long_rule.format(word(k), " ".join(word(k * 31 + j) for j in range(30)))}
+        for k in range(400)
+    ]
+    reasons = []
+    window = {"models": {"*": {"window": 16_000}}}
+    with run_proxy(tmp_path, provider.url, window) as running, running.client() as client:
+        for step in range(6):
+            messages.append({"role": "user", "content": f"Never sleep in {word(step)}."})
+            reasons.append(send(client, messages).headers.get("x-compaction-reason"))
+        forced = send(client, messages, **{"x-compaction": "force"})
+    assert reasons[-3:] == ["paused"] * 3, reasons
+    assert forced.headers.get("x-compaction-reason") != "paused"
