@@ -68,19 +68,17 @@ async def drafted(view: View, reading: Reading, gleanings: Gleanings, *, small: 
 
 
 def capped(view: View) -> Plan | None:
-    """What to shorten at first sight: huge tool results that nobody has answered yet, and a huge task."""
+    """What to shorten before a round: huge results of the newest unit that no round can make room for."""
     layout = view.policy.layout
     results = _unanswered(view.body)
     if layout is None or not results or not view.automatic or view.held_back:
         return None
-    known = view.earlier.edited if view.earlier else frozenset()
-    huge = view.budget.usable * layout.huge_share
-    soft, ratio = view.soft(), view.ratio
-    large = [index for index in results if soft or view.body[index].tokens * ratio > huge]
-    if not large:
+    forwarded, usable, ratio = sizes(view.body, view.earlier), view.budget.usable, view.ratio
+    if (view.fixed + sum(forwarded[index] for index in results)) * ratio <= usable:
         return None
-    cap = layout.cap.of(view.trigger)
-    edits = [index for index in large if index not in known and view.body[index].tokens > cap]
+    known = view.earlier.edited if view.earlier else frozenset()
+    least = max(layout.cap.of(view.trigger), usable * layout.huge_share / max(ratio, 0.01))
+    edits = [index for index in results if index not in known and forwarded[index] > least]
     return with_edits(unchanged(view.earlier), dict.fromkeys(edits, "cap")) if edits else None
 
 

@@ -168,7 +168,8 @@ FIELDS: Mapping[str, RowField] = MappingProxyType(
             "layout.cap.share", "The same in percent of the trigger; the smaller counts."
         ),
         "huge_percent": _percent(
-            "layout.huge_share", "Percent of the usable window above which a new tool result is huge."
+            "layout.huge_share",
+            "Percent of usable above which a new result is huge, and capped where no round makes room.",
         ),
         "rounds": RowField(
             "layout.rounds", "Rounds that stay as they are before they are written anew as one."

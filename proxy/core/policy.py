@@ -120,7 +120,7 @@ class Layout:
     Attributes:
         ledger: Rules, requests and facts of what was removed, user text included.
         cap: What is left of a huge tool result.
-        huge_share: A new result over this share of usable is capped at once, 0..1.
+        huge_share: A new result over this share of usable is capped if no round makes room for it, 0..1.
         rounds: Frozen rounds of a chain before they are consolidated.
         chain_share: Share of the target that the chain may take before that, 0..1.
     """

@@ -131,7 +131,6 @@ class Dialect:
         ending: How paths end to which conversations are posted.
         seed: What prefix digests begin with, so that no wire's rounds are found by another.
         members: Names of the members of a body.
-        result: What every body with a tool result holds.
         listed: The elements of the value of `members.messages`. Raises `Unreadable` where it is none of ours.
         left: Why a body with these members (`members.telling`, by name) is left as it is; empty: it is not.
         pieces: The elements as pieces.
@@ -160,7 +159,6 @@ class Dialect:
     ending: bytes
     seed: bytes
     members: Members
-    result: bytes
     listed: Callable[[memoryview], tuple[bytes, ...]]
     left: Callable[[Mapping[str, bytes]], str]
     pieces: Callable[[tuple[bytes, ...]], tuple[bytes, ...]]

@@ -181,7 +181,7 @@ class Endpoint:
         who = passage.who
         models = self._gate.models(passage.raw, deployment(passage.scope["raw_path"]))
         passage.model = min(models, default="")
-        return self._gate.passes(passage.raw, models, who.tenant, who.conversation, self._dialect.result)
+        return self._gate.passes(passage.raw, models, who.tenant, who.conversation)
 
     async def _ask(self, passage: Passage) -> Ask:
         """The request as the compactor takes it.

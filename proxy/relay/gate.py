@@ -118,9 +118,7 @@ class Gate:
             models.add(deployment)
         return models
 
-    def passes(
-        self, raw: bytes, models: AbstractSet[str], tenant: str, conversation: str | None, result: bytes
-    ) -> bool:
+    def passes(self, raw: bytes, models: AbstractSet[str], tenant: str, conversation: str | None) -> bool:
         """Whether a body is certainly under every mark.
 
         Args:
@@ -128,7 +126,6 @@ class Gate:
             models: All that the request could mean.
             tenant: Whose it is.
             conversation: Of which conversation, if that is known.
-            result: What every body with a tool result holds.
         """
         if conversation is not None and self._awaited(tenant, conversation):
             return False
@@ -138,8 +135,7 @@ class Gate:
         if size <= min([self._sure_size(tenant, model) for model in models]):
             return True
         output = max(outputs_named(raw), default=None)
-        results = result in raw
-        rooms = [self._room(tenant, model, output, results=results) for model in models]
+        rooms = [self._room(tenant, model, output) for model in models]
         return all(room is None or room.holds(size) for room in rooms)
 
     def reconsider(self) -> None:
@@ -151,18 +147,18 @@ class Gate:
         return conversation in self.compacted or self._wishing.marked(tenant, conversation)
 
     def _sure_size(self, tenant: str, model: str) -> float:
-        """Bytes up to which a body passes, whatever output it asks for and whatever results it holds."""
+        """Bytes up to which a body passes, whatever output it asks for."""
         size, until = self._sure.get((tenant, model), (0.0, 0.0))
         now = self._clock()
         if until < now:
-            room = self._room(tenant, model, ANY_OUTPUT, results=True)
+            room = self._room(tenant, model, ANY_OUTPUT)
             size = math.inf if room is None else room.sure()
             if len(self._sure) >= MAX_SURE:
                 self._sure.clear()
             self._sure[tenant, model] = size, now + SURE_S
         return size
 
-    def _room(self, tenant: str, model: str, output: int | None, *, results: bool) -> _Room | None:
+    def _room(self, tenant: str, model: str, output: int | None) -> _Room | None:
         """What a body for a model must stay under; None where nothing ever happens to one."""
         settings = for_model(self._config, model)
         if settings.recall.tool == "always":  # every request is read, to be offered the tool
@@ -177,8 +173,6 @@ class Gate:
             return None
         at = marks(rows, spent, policy.soft_share, policy.hard_percent)
         least = min(least, at.soft or least)
-        if results and policy.layout:  # a single result may be huge
-            least = min(least, int(spent.usable * policy.layout.huge_share))
         limit = spent.limit if spent.sum_limit is None else min(spent.limit, spent.sum_limit)
         return _Room(self._learning.calibration(tenant, self._origin, model), least, limit)
 

@@ -112,7 +112,7 @@ async def test_a_floor_over_the_window_costs_no_call_per_request() -> None:
 async def until_paused(made: Bench) -> int:
     """Rounds of which the provider counts that they have hardly saved anything; the turns of the pause."""
     for turns in range(92, 160, 3):
-        fit = await made.answered(talk(turns), real=8_500)
+        fit = await made.answered(talk(turns), real=8_500 + turns)
         if fit.report.reason == "paused":
             assert (fit.report.status, fit.report.round) == (Status.REUSED, 2)
             return turns
@@ -123,11 +123,11 @@ async def test_two_rounds_without_effect_by_real_usage_pause_until_the_request_h
     async with bench() as made:
         turns = await until_paused(made)
         calls = len(made.summaries.calls)
-        later = [await made.answered(talk(turns + more), real=8_500) for more in range(3, 15, 3)]
+        later = [await made.answered(talk(turns + more), real=8_500 + turns) for more in range(3, 15, 3)]
     assert calls == 2
     assert [fit.report.reason for fit in later[:2]] == ["paused", "paused"]
     assert (later[2].report.status, later[2].report.round) == (Status.APPLIED, 3)
-    assert (later[2].report.tokens_due or 0) >= 8_500 * (1 + GROWTH)
+    assert (later[2].report.tokens_due or 0) >= (8_500 + turns) * (1 + GROWTH)
 
 
 async def test_a_pause_ends_after_ten_minutes_and_for_force() -> None:
@@ -137,7 +137,7 @@ async def test_a_pause_ends_after_ten_minutes_and_for_force() -> None:
     async with bench() as made:
         turns = await until_paused(made)
         made.now[0] += PAUSE_S
-        later = await made.answered(talk(turns + 6), real=8_500)
+        later = await made.answered(talk(turns + 6), real=8_600)
     assert (forced.report.status, later.report.status) == (Status.APPLIED, Status.APPLIED)
 
 

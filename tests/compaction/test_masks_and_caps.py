@@ -21,9 +21,9 @@ from tests.compaction.bench import (
     user,
 )
 
-# Beyond a fifth of T, which is what is left of a huge result; about 4 tokens a line.
-HUGE = 700
-TOO_LARGE = 900  # a quarter of usable
+# Lines of about 4 tokens: beyond a quarter of usable, and beyond all of it.
+TOO_LARGE = 900
+OVER_USABLE = 3_600
 
 
 def results(step: int, *, lines: int = 100, path: str = "") -> list[JsonObject]:
@@ -81,15 +81,27 @@ async def test_masks_are_not_made_ahead_of_need() -> None:
     assert (again.raw, again.report.status, made.summaries.calls) == (fit.raw, Status.SCHEDULED, [])
 
 
-async def test_a_new_result_is_capped_over_a_quarter_of_usable_and_stays_as_it_was_cut() -> None:
-    messages = [*loop(2), *results(2, lines=TOO_LARGE)]
+async def test_a_new_result_is_whole_as_long_as_a_round_can_make_room_for_it() -> None:
+    last = results(2, lines=TOO_LARGE)
+    async with bench() as made:
+        small = await made.fit([*loop(2), *last])
+        large = await made.fit([*talk(90)[1:], *last], conversation="c_2")
+    assert (small.report.tokens_before or 0) > 0.25 * USABLE
+    assert small.report.status is Status.NONE
+    assert (large.report.tokens_before or 0) > TRIGGER
+    assert large.report.status is Status.APPLIED
+    assert forwarded(large)[-1] == last[-1]
+
+
+async def test_a_result_that_no_round_makes_room_for_is_capped_and_stays_as_it_was_cut() -> None:
+    messages = [*loop(2), *results(2, lines=OVER_USABLE)]
     async with bench() as made:
         fit = await made.fit(messages)
         cut = forwarded(fit)[-1]["content"]
         grown = await made.fit([*messages, *results(3)])
         later = await made.fit([*messages, *results(3), says("It is found."), user("Thanks. Mend it.")])
-    assert (fit.report.tokens_before or 0) > 0.25 * USABLE
-    assert (fit.report.tokens_after or 0) < 0.25 * TRIGGER
+    assert (fit.report.tokens_before or 0) > USABLE
+    assert (fit.report.tokens_after or 0) < 0.4 * TRIGGER
     assert "characters of m_" in cut
     assert messages[-1]["content"].startswith(cut[:500])
     assert messages[-1]["content"].endswith(cut[-500:])
@@ -98,33 +110,26 @@ async def test_a_new_result_is_capped_over_a_quarter_of_usable_and_stays_as_it_w
     assert made.summaries.calls == []
 
 
-async def test_a_huge_result_below_a_quarter_is_left_alone_below_the_soft_mark_and_capped_above_it() -> None:
-    async with bench() as made:
-        below = await made.fit([*loop(2), *results(2, lines=HUGE)])
-        above = await made.fit([*talk(65)[1:], *results(2, lines=HUGE)], conversation="c_2")
-    assert below.report.status is Status.NONE
-    assert "left out" in forwarded(above)[-1]["content"]
-    assert (above.report.tokens_after or 0) < TRIGGER
-
-
 async def test_a_cap_survives_a_round_that_leaves_it_in_the_tail() -> None:
-    messages = [*talk(60)[1:], *results(0, lines=TOO_LARGE)]
+    messages = [*talk(60)[1:], *results(0, lines=OVER_USABLE)]
     async with bench() as made:
         capped = await made.fit(messages)
         cut = forwarded(capped)[-1]
         forced = await made.fit(messages, mode=Mode.FORCE)
         after = await made.fit([*messages, says("I see."), user("Go on.")])
+    assert "characters of m_" in cut["content"]
     assert forced.report.status is Status.APPLIED
     assert cut in forwarded(forced)
     assert after.raw.startswith(prefix(forced))
 
 
-async def test_an_undone_cap_is_not_made_again_by_itself() -> None:
-    messages = [*loop(2), *results(2, lines=TOO_LARGE)]
+async def test_an_undone_cap_is_not_made_again_where_the_request_fits_without_it() -> None:
+    messages = [*loop(2), *results(2, lines=OVER_USABLE)]
     async with bench() as made:
         fit = await made.fit(messages)
         await made.wishing.undo("t", "c_1", bytes.fromhex(fit.report.place))
-        undone = await made.fit(messages)
+        undone = await made.fit(messages[:-1] + results(2, lines=TOO_LARGE)[-1:])
+    assert fit.report.status is Status.REUSED
     assert undone.report.status is Status.NONE
 
 

@@ -62,7 +62,7 @@ class Entrance:
         )
 
     def passes(self, raw: bytes, deployment: str | None = None, conversation: str | None = None) -> bool:
-        return self.gate.passes(raw, self.gate.models(raw, deployment), TENANT, conversation, CHAT.result)
+        return self.gate.passes(raw, self.gate.models(raw, deployment), TENANT, conversation)
 
     async def due(self, raw: bytes, deployment: str | None = None) -> str | None:
         """Why a body would have to be compacted, or None, by its full count."""

@@ -43,7 +43,7 @@ async def largest(row: dict[str, Any], prices: dict[str, Any] | None) -> int:
     while refused - passed > 1:
         size = (passed + refused) // 2
         raw = b'{"model":"m"}'.ljust(size)
-        if size >= 13 and not gate.passes(raw, {"m"}, "t", None, CHAT.result):
+        if size >= 13 and not gate.passes(raw, {"m"}, "t", None):
             refused = size
         else:
             passed = size

@@ -53,9 +53,9 @@ class Wire:
         listed_tools = [{**tool, "input_schema": schema}]
         return {"model": model, "system": system, "messages": messages, "tools": listed_tools, **limit}
 
-    def unit(self, step: int) -> list[Any]:
+    def unit(self, step: int, text: str | None = None) -> list[Any]:
         """A tool call and its result."""
-        call, result = f"call_{step}", result_text(step)
+        call, result = f"call_{step}", result_text(step) if text is None else text
         if self.name == "chat":
             function = {"name": "read", "arguments": json.dumps({"path": f"src/m{step}.py"})}
             calls = [{"id": call, "type": "function", "function": function}]

@@ -52,7 +52,6 @@ CHAT = Dialect(
         output=("max_completion_tokens", "max_tokens"),
         prompt=("tools", "functions", "response_format"),
     ),
-    result=b'"tool_call_id"',
     listed=_listed,
     left=_never_left,
     pieces=_pieces,

@@ -115,7 +115,6 @@ MESSAGES = Dialect(
         telling=("context_management", "compaction", "thread"),
         thinking="thinking",
     ),
-    result=b'"tool_use_id"',
     listed=_listed,
     left=_left,
     pieces=pieces,

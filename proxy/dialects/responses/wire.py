@@ -48,7 +48,6 @@ RESPONSES = Dialect(
         prompt=("instructions", "tools", "text"),
         telling=("previous_response_id", "conversation", "context_management"),
     ),
-    result=b'call_output"',
     listed=listed,
     left=left,
     pieces=pieces,
