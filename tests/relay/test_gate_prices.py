@@ -7,7 +7,6 @@ import pytest
 
 from proxy.adapters.memory_store import MemoryStore
 from proxy.config.model import Config
-from proxy.dialects.chat.wire import CHAT
 from proxy.errors import StoreUnavailable
 from proxy.learning import Learning
 from proxy.pricing import Name, Pricing
