@@ -9,8 +9,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from proxy.admin.access import Access
 from proxy.admin.api import Api, Settings
 from proxy.admin.app import create_admin
+from proxy.admin.bodies import HeldBodies
 from proxy.admin.replay import replay_routes
 from proxy.admin.ui.site import with_pages
+from proxy.body_budget import BodyBudget
 from proxy.compaction.instructions import check_instructions
 from proxy.config.checks import is_loopback
 from proxy.config.model import Config
@@ -18,6 +20,7 @@ from proxy.config.sources import Loaded
 from proxy.detail import Details
 from proxy.dialects.wires import WIRES
 from proxy.endpoints import beginning, endpoints
+from proxy.installation import choose_budget
 from proxy.mcp.tools import Tools
 from proxy.own_conversations import OwnConversations
 from proxy.parts import Parts
@@ -151,7 +154,10 @@ class Proxy:
     def __init__(self, config: Config, parts: Parts, loaded: Loaded | None) -> None:
         self._parts = parts
         self._life = _Life(Router(lifespan=parts.running))
-        self._admission = Admission(config.server.max_in_flight)
+        bodies = BodyBudget(choose_budget(config.server))
+        self._admission = Admission(config.server.max_in_flight, bodies=bodies)
+        parts.metrics.figures["inflight_body_bytes"] = lambda: bodies.used_bytes
+        parts.metrics.figures["inflight_body_limit_bytes"] = lambda: bodies.most_bytes
         self._hop = token_hex(HOP_BYTES)
         self._gates = gates(config, parts.learning, parts.wishing, parts.pricing)
         self._admitted = _access(config)
@@ -191,7 +197,7 @@ class Proxy:
 
         answering = endpoints(config, parts, self._hop, self._gates, admission)
         return Dispatcher(
-            admin=_admin(config, parts, loaded, ending),
+            admin=HeldBodies(_admin(config, parts, loaded, ending), admission.bodies),
             wires=answering.wires,
             posts=answering.posts,
             blind=answering.blind,

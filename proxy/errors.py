@@ -3,7 +3,7 @@
 ProxyError
 ├── ConfigError               the configuration cannot be used; the process ends with exit code 2
 ├── RequestRefused            the one asking is at fault; answered with its own 4xx status
-├── Overloaded                too many requests are under way; answered with 503
+├── Overloaded                too many requests, or bytes of them, are held; answered with 503
 ├── UpstreamError             the relayed call failed; answered with 502 or 504
 ├── Crashed                   a fault of ours that nothing contained; answered with 500
 ├── RehearsalFailed           the process that plays strategies has failed; answered with 500
@@ -35,13 +35,15 @@ class RequestRefused(ProxyError):  # noqa: N818 - it names what happened, not a 
 
 
 class Overloaded(ProxyError):  # noqa: N818 - it names what happened
-    """More requests are under way than there is room for; `retry_after_s` says when to come back."""
+    """There is no room for a request now; `retry_after_s` says when to come back."""
 
     status = 503
     code = "overloaded"
 
-    def __init__(self, retry_after_s: int) -> None:
-        super().__init__("The proxy has too many requests under way; try again.")
+    def __init__(
+        self, retry_after_s: int, message: str = "The proxy has too many requests under way; try again."
+    ) -> None:
+        super().__init__(message)
         self.retry_after_s = retry_after_s
 
 

@@ -9,8 +9,11 @@ import structlog
 
 from proxy import __version__
 from proxy.adapters.full_text import MISSING, SqliteFullText, is_there
+from proxy.adapters.memory_limit import read_memory_limits
 from proxy.adapters.store_url import NO_SECRET, installation_secret, is_shared, open_store, shared_secret
+from proxy.body_budget import default_budget
 from proxy.config.model import Config
+from proxy.config.sections import ServerSection
 from proxy.errors import ConfigError, StoreUnavailable
 from proxy.logs import SEARCH_UNAVAILABLE, STORE_FAILED, TRACING_NOT_INSTALLED
 from proxy.ports import FullText, Store
@@ -46,6 +49,14 @@ def opened_store(config: Config, store_url: str) -> Store:
         raise ConfigError("store.encryption_keys: needs `pip install compaction-proxy[crypto]`") from None
     store: Store = sealing.SealedStore(open_store(store_url), [sealing.parsed_key(key) for key in keys])
     return store
+
+
+def choose_budget(server: ServerSection) -> int:
+    """Returns the bytes of request bodies that this process may hold: as configured, or as memory allows."""
+    if server.max_inflight_bytes is not None:
+        return server.max_inflight_bytes
+    limits = read_memory_limits()
+    return default_budget(limits.memory_bytes, limits.address_bytes, server.workers)
 
 
 def opened_full_text() -> FullText:

@@ -90,6 +90,7 @@ class Metrics:
 
     Attributes:
         breakers: What may be left alone because it fails: for each target, whether it is now.
+        figures: Gauges without labels that are read when they are needed: for each name, its figure now.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class Metrics:
         # Conversations, the one that was heard of last at the end: when, and the form of its last request.
         self._active: dict[str, tuple[float, _Form]] = {}
         self.breakers: dict[str, Callable[[], bool]] = {}
+        self.figures: dict[str, Callable[[], float]] = {}
         self._gauges["build_info"].labels(version).set(1)
         self.reloaded(taken=True)
 
@@ -185,6 +187,8 @@ class Metrics:
         while self._active and next(iter(self._active.values()))[0] < too_old:
             del self._active[next(iter(self._active))]
         self._gauges["compaction_sessions_active"].set(len(self._active))
+        for name, figure in self.figures.items():
+            self._gauges[name].set(figure())
         for target, resting in self.breakers.items():
             self._gauges["circuit_breaker_state"].labels(target).set(int(resting()))
 

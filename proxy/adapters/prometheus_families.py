@@ -119,6 +119,10 @@ GAUGES: Mapping[str, Shown] = {
     "compaction_sessions_active": Shown(
         "Conversations that have had a request in the last five minutes.", (), "livesum"
     ),
+    "inflight_body_bytes": Shown("Bytes of request bodies that are held now.", (), "livesum"),
+    "inflight_body_limit_bytes": Shown(
+        "Bytes of request bodies that may be held (server.max_inflight_bytes).", (), "livesum"
+    ),
     "circuit_breaker_state": Shown(
         "0 while a target is used, 1 while it is left alone because it failed.", ("target",), "livemax"
     ),

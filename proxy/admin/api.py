@@ -15,6 +15,7 @@ from proxy.admin.bodies import Bounded
 from proxy.config.model import Config
 from proxy.errors import (
     Crashed,
+    Overloaded,
     RehearsalFailed,
     RequestRefused,
     SearchUnavailable,
@@ -105,8 +106,9 @@ async def _described(request: Request) -> Response:
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    told = error if isinstance(error, RequestRefused | RehearsalFailed) else Crashed()
-    return Response(openai_error(told), told.status, media_type="application/json")
+    told = error if isinstance(error, RequestRefused | RehearsalFailed | Overloaded) else Crashed()
+    headers = {"retry-after": str(told.retry_after_s)} if isinstance(told, Overloaded) else None
+    return Response(openai_error(told), told.status, headers, "application/json")
 
 
 async def _invalid(_: Request, error: Exception) -> Response:
@@ -136,6 +138,7 @@ def install(app: FastAPI, given: Api, base_path: str, routers: Iterable[APIRoute
         app.include_router(router, prefix=base_path)
     app.add_exception_handler(RequestRefused, _refused)
     app.add_exception_handler(RehearsalFailed, _refused)
+    app.add_exception_handler(Overloaded, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(StoreUnavailable, _away)
     app.add_exception_handler(SearchUnavailable, _unsearchable)

@@ -25,6 +25,10 @@ SECOND_ORIGIN = (
     "another origin than the upstream needs its own summary.api_key, "
     "because a client's credential never goes to a second origin"
 )
+SMALLER_THAN_A_BODY = (
+    "must be at least server.max_body_bytes, which is {}: "
+    "a body of that size could never be read; raise this, or lower server.max_body_bytes"
+)
 
 
 def is_loopback(host: str) -> bool:
@@ -75,6 +79,8 @@ def _server_problems(server: ServerSection) -> Iterator[tuple[Place, str]]:
             ("server", "tls_certificate"),
             "TLS is for host and port, and server.unix_socket takes their place",
         )
+    if server.max_inflight_bytes is not None and server.max_inflight_bytes < server.max_body_bytes:
+        yield ("server", "max_inflight_bytes"), SMALLER_THAN_A_BODY.format(server.max_body_bytes)
     files = {"tls_certificate": server.tls_certificate, "tls_key": server.tls_key}
     for name, file in files.items():
         if file is None and any(files.values()):

@@ -40,6 +40,8 @@ SESSION_HEADERS = (
     "x-client-session-id", "x-interaction-id", "x-sm-conversation-id", "thread-id", "session-id",
     "session_id", "conversation_id", "x-litellm-trace-id", "x-portkey-trace-id", "baggage",
 )  # fmt: skip
+# The smallest budget of bodies, in bytes: calls of our own tools must fit.
+MIN_INFLIGHT_BYTES = 1_048_576
 
 
 class ServerSection(BaseModel):
@@ -72,6 +74,8 @@ class ServerSection(BaseModel):
     """Longest time, in seconds, that requests under way get after that; what is left is cut."""
     max_body_bytes: Positive = 67_108_864
     """Largest body, in bytes, of a request on a compacted path; a larger one is answered with 413."""
+    max_inflight_bytes: Annotated[Positive, Field(ge=MIN_INFLIGHT_BYTES)] | None = None
+    """Bytes of bodies that each process holds; more wait 5 s, then get 503. Null: as its memory allows."""
     max_in_flight: Positive = 1_000
     """Relayed requests that each process serves at once; one more waits 0.1 s for a place, then gets 503."""
     head_timeout_s: Seconds = 15

@@ -40,23 +40,27 @@ def _value(raw: bytes, depth: int) -> Any:
     if len(raw) <= LONG_BYTES:
         return plain(raw)
     if raw.startswith(b'"') and raw.endswith(b'"'):
-        return "".join([_string(b'"%b"' % raw[start:stop]) for start, stop in pieces(raw, 1, len(raw) - 1)])
+        strings = [_string(b'"%b"' % raw[start:stop]) for start, stop in pieces(raw, 1, len(raw) - 1)]
+        del raw  # copies of a long value are let go of as soon as they are taken apart
+        return "".join(strings)
     held = _held(raw) if depth else None
+    if held is None:
+        return plain(raw)
+    del raw
     if isinstance(held, dict):
-        return {key: _value(each, depth - 1) for key, each in held.items()}
-    if isinstance(held, tuple):
-        return [_value(each, depth - 1) for each in held]
-    return plain(raw)
+        return {key: _value(held.pop(key), depth - 1) for key in list(held)}
+    held.reverse()
+    return [_value(held.pop(), depth - 1) for _ in range(len(held))]
 
 
-def _held(raw: bytes) -> dict[str, bytes] | tuple[bytes, ...] | None:
+def _held(raw: bytes) -> dict[str, bytes] | list[bytes] | None:
     """What a container holds; None where that is better decoded, or judged, at once."""
-    found: dict[str, bytes] | tuple[bytes, ...] = ()
+    found: dict[str, bytes] | list[bytes] = []
     try:
         if raw.startswith(b"{"):
             found = {key: raw[at.start : at.stop] for key, at in members(raw).items()}
         elif raw.startswith(b"["):
-            found = elements(raw)
+            found = list(elements(raw))
     except (Unreadable, RecursionError):
         return None
     return found if 0 < len(found) <= _MANY else None

@@ -7,6 +7,7 @@ that, each of many requests would be served so slowly that none of them is of us
 import asyncio
 from collections import deque
 
+from proxy.body_budget import BodyBudget
 from proxy.errors import Overloaded
 
 # The longest wait for a place, in seconds, and when to come back after it in vain.
@@ -20,9 +21,14 @@ class Admission:
     Args:
         places: Requests that may be under way at once; as many more may wait.
         queue_s: The longest wait, in seconds.
+        bodies: The budget that the bodies of these requests share; None: one without a bound.
+
+    Attributes:
+        bodies: As given.
     """
 
-    def __init__(self, places: int, queue_s: float = QUEUE_S) -> None:
+    def __init__(self, places: int, queue_s: float = QUEUE_S, bodies: BodyBudget | None = None) -> None:
+        self.bodies = bodies or BodyBudget()
         self._places = places
         self._free = places
         self._queue_s = queue_s

@@ -8,6 +8,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from proxy.body_budget import OUT_OF_MEMORY, RETRY_AFTER_S
 from proxy.dialects.wires import dialect_of
 from proxy.errors import Overloaded, RequestRefused, UpstreamError
 from proxy.relay.exchange import send_error
@@ -98,5 +99,7 @@ class Dispatcher:
                 await endpoint(scope, receive, send)
         except (RequestRefused, Overloaded, UpstreamError) as error:
             await send_error(send, error, shape=error_shape(scope))
+        except MemoryError:
+            await send_error(send, Overloaded(RETRY_AFTER_S, OUT_OF_MEMORY), shape=error_shape(scope))
         except ClientDisconnect:
             return

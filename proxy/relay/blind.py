@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
+from proxy.body_budget import BodyHold
 from proxy.relay.admission import Admission
 from proxy.relay.exchange import Upstream, build_request, open_answer, relay_back
 from proxy.relay.headers import content_length, first_values, value
@@ -37,18 +38,20 @@ class Blind:
         """
         if not self.admission.entered():
             await self.admission.wait()
+        hold = self.admission.bodies.open()
         try:
-            await self._relay(scope, receive, send)
+            await self._relay(scope, receive, send, hold)
         finally:
+            hold.release()
             self.admission.leave()
 
-    async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _relay(self, scope: Scope, receive: Receive, send: Send, hold: BodyHold) -> None:
         upstream = self.upstreams[wire_of(scope["raw_path"], first_values(scope["headers"]))]
         length = content_length(scope["headers"])
         if length is None and value(scope["headers"], b"transfer-encoding") is None:
             length = 0
         if length is not None and length <= REPLAYABLE_BYTES:
-            body = await read_body(receive, REPLAYABLE_BYTES, length) if length else b""
+            body = await read_body(scope, receive, REPLAYABLE_BYTES, hold, length) if length else b""
             request, ended = build_request(upstream, scope, body), None
         else:
             ended = asyncio.Event()

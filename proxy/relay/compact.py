@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
+from proxy.body_budget import BodyHold
 from proxy.compaction.aside import Aside, Shortened, shortened
 from proxy.compaction.beside import beside
 from proxy.compaction.fitting import Ask, Mode, Status
@@ -101,20 +102,22 @@ class Compact:
             raise RequestRefused(405, "Only POST is answered here.", "method_not_allowed")
         if not self._admission.entered():
             await self._admission.wait()
+        hold = self._admission.bodies.open()
         try:
-            raw = await self._read(scope, receive)
+            raw = await self._read(scope, receive, hold)
             async with while_connected(scope, receive):
                 answer = await self._compacted(raw, scope)
             await _answered(send, answer)
         finally:
+            hold.release()
             self._admission.leave()
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+    async def _read(self, scope: Scope, receive: Receive, hold: BodyHold) -> bytes:
         first = first_values(scope["headers"])
         if first.get(b"content-encoding", b"identity") != b"identity":
             raise RequestRefused(415, "The body must not be encoded.", "encoded")
         declared = length_of(first.get(b"content-length"))
-        return await read_body(receive, self._config.server.max_body_bytes, declared)
+        return await read_body(scope, receive, self._config.server.max_body_bytes, hold, declared)
 
     async def _compacted(self, raw: bytes, scope: Scope) -> bytes:
         """The answer's body."""

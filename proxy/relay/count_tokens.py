@@ -100,19 +100,23 @@ class CountTokens:
         """
         length = content_length(scope["headers"])
         encoded = value(scope["headers"], b"content-encoding") not in {None, b"identity"}
-        if encoded or length is None or length > MAX_READ_BYTES:
+        if encoded or length is None or length > min(MAX_READ_BYTES, self._admission.bodies.most_bytes):
             await self._blind(scope, receive, send)
             return
         if not self._admission.entered():
             await self._admission.wait()
+        hold = self._admission.bodies.open()
         try:
-            raw = await read_body(receive, MAX_READ_BYTES, length)
-            counted = await self._relay(scope, receive, send, raw)
+            try:
+                raw = await read_body(scope, receive, MAX_READ_BYTES, hold, length)
+                counted = await self._relay(scope, receive, send, raw)
+            finally:
+                self._admission.leave()
+            if counted is not None:
+                with contained(_not_observed):
+                    await self._learn(scope, raw, counted)
         finally:
-            self._admission.leave()
-        if counted is not None:
-            with contained(_not_observed):
-                await self._learn(scope, raw, counted)
+            hold.release()
 
     async def _relay(self, scope: Scope, receive: Receive, send: Send, raw: bytes) -> int | None:
         """Relay there and back; what was counted, if anything was."""

@@ -94,31 +94,35 @@ class Endpoint:
 
         Raises:
             RequestRefused: The body is too large, or a header of ours makes no sense.
-            Overloaded: There are too many requests.
+            Overloaded: There are too many requests, or too many bytes of them.
             ClientDisconnect: The client left; the upstream has been hung up on.
         """
         first = first_values(scope["headers"])
         wishes = USUAL if ASKING.isdisjoint(first) else control(scope["headers"])
         if not self._admission.entered():
             await self._admission.wait()
+        hold = self._admission.bodies.open()
         try:
-            who = self._whose.of(scope["headers"], first)
-            name = request_id(first.get(b"x-request-id"))
-            REQUEST.set(name)
-            declared = length_of(first.get(b"content-length"))
-            raw = await read_body(receive, self._config.server.max_body_bytes, declared)
-            who, side = await self._whose.placed(who, raw, first)
-            passage = Passage(who, raw, scope, wishes, len(raw), name, side)
-            del raw  # so that it can be let go of
-            if self._tracer is not None:
-                passage.trace = self._tracer.began(scope["headers"], name)
-            answered = await self._attended(passage, receive, send)
+            try:
+                who = self._whose.of(scope["headers"], first)
+                name = request_id(first.get(b"x-request-id"))
+                REQUEST.set(name)
+                declared = length_of(first.get(b"content-length"))
+                raw = await read_body(scope, receive, self._config.server.max_body_bytes, hold, declared)
+                who, side = await self._whose.placed(who, raw, first)
+                passage = Passage(who, raw, scope, wishes, len(raw), name, hold, side)
+                del raw  # so that it can be let go of
+                if self._tracer is not None:
+                    passage.trace = self._tracer.began(scope["headers"], name)
+                answered = await self._attended(passage, receive, send)
+            finally:
+                self._admission.leave()
+            if answered is not None:
+                await self._aftermath(answered)
+                if passage.ask is not None:
+                    self._gate.reconsider()
         finally:
-            self._admission.leave()
-        if answered is not None:
-            await self._aftermath(answered)
-            if passage.ask is not None:
-                self._gate.reconsider()
+            hold.release()
 
     async def _attended(self, passage: Passage, receive: Receive, send: Send) -> Answered | None:
         """Relay while the client is there, and note how it went; what can be learned, if anything."""

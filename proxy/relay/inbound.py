@@ -5,14 +5,16 @@ A client that left shows as starlette's `ClientDisconnect`, wherever it is notic
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from io import BytesIO
 from types import TracebackType
 from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from proxy.errors import RequestRefused
+from proxy.body_budget import OUT_OF_MEMORY, RETRY_AFTER_S, BodyHold
+from proxy.errors import Overloaded, RequestRefused
 
 # What our server (serving/connection.py) offers in a scope's extensions; the layers share no module for it.
 DEPARTURE = "compaction_proxy.departure"
@@ -47,34 +49,64 @@ async def stream_body(receive: Receive, ended: asyncio.Event) -> AsyncIterator[b
         ended.set()
 
 
-async def read_body(receive: Receive, limit: int, declared: int | None = None) -> bytes:
-    """The whole request body.
+async def read_body(
+    scope: Scope, receive: Receive, limit: int, hold: BodyHold, declared: int | None = None
+) -> bytes:
+    """Returns the whole request body.
+
+    While the budget of bodies is used up nothing is read, so that the client has to wait.
 
     Args:
+        scope: The request (ASGI).
         receive: The request's ASGI channel.
-        limit: The most bytes that are read.
+        limit: The most bytes that are read, unless the budget is smaller.
+        hold: Counts the bytes; the caller releases it once it holds the body no more.
         declared: Bytes that it will have, if its head said so.
 
     Raises:
-        RequestRefused: 413, it is larger than `limit` bytes; not read at all if declared so.
+        RequestRefused: 413, it is larger than the limit; not read at all if declared so.
+        Overloaded: There was no room for the rest of it in time.
         ClientDisconnect: The client left before the body was whole.
     """
+    limit = min(limit, hold.most_bytes)
     if declared is not None and declared > limit:
         raise _too_large(limit)
-    message = await receive()  # mostly all of it
-    chunks: list[bytes] = []
-    size = 0
+    try:
+        return await _read_whole(scope, receive, limit, hold, declared)
+    except MemoryError:
+        raise Overloaded(RETRY_AFTER_S, OUT_OF_MEMORY) from None
+
+
+async def _read_whole(
+    scope: Scope, receive: Receive, limit: int, hold: BodyHold, declared: int | None
+) -> bytes:
+    whole: BytesIO | None = None  # gives its content without a copy
     while True:
+        message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         chunk: bytes = message.get("body", b"")
-        size += len(chunk)
-        if size > limit:
+        more = message.get("more_body", False)
+        goes_on = hold.add(len(chunk))
+        if hold.size_bytes > limit:
             raise _too_large(limit)
-        if not message.get("more_body", False):
-            return b"".join([*chunks, chunk]) if chunks else chunk
-        chunks.append(chunk)
-        message = await receive()
+        if not goes_on:
+            rest = (limit if declared is None else declared) - hold.size_bytes if more else 0
+            async with _while_noticed(scope):
+                await hold.wait(max(rest, 0))
+        if whole is None and not more:
+            return chunk  # mostly
+        whole = whole or BytesIO()
+        whole.write(chunk)
+        if not more:
+            hold.settle()
+            return whole.getvalue()
+
+
+def _while_noticed(scope: Scope) -> AbstractAsyncContextManager[None]:
+    """`while_connected` where a departure is noticed without reading: no byte of a body is lost."""
+    told = scope.get("extensions", {}).get(DEPARTURE)
+    return nullcontext() if told is None else _Noticed(told[NOTICE])
 
 
 async def _watch(receive: Receive, after: asyncio.Event | None, presence: asyncio.Timeout) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import structlog
 from starlette.types import Message, Receive, Scope, Send
 
+from proxy.body_budget import BodyHold
 from proxy.config.model import Config
 from proxy.errors import RequestRefused
 from proxy.guard import contained
@@ -94,16 +95,19 @@ class Mcp:
             raise RequestRefused(405, "Only POST is answered here: no session is kept.", "method_not_allowed")
         if not self._admission.entered():
             await self._admission.wait()
+        hold = self._admission.bodies.open()
         try:
-            await self._answered({**scope, "headers": headers}, receive, send)
+            await self._answered({**scope, "headers": headers}, receive, send, hold)
         finally:
+            hold.release()
             self._admission.leave()
 
-    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answered(self, scope: Scope, receive: Receive, send: Send, hold: BodyHold) -> None:
         first = first_values(scope["headers"])
         if first.get(b"content-encoding", b"identity") != b"identity":
             raise RequestRefused(415, "The body must not be encoded.", "encoded")
-        body = await read_body(receive, self._most_bytes, length_of(first.get(b"content-length")))
+        declared = length_of(first.get(b"content-length"))
+        body = await read_body(scope, receive, self._most_bytes, hold, declared)
         serve = self._serve or await self._imported()
         who = self._identities.of(scope["headers"], first, self._secret())
         call = partial(self._called, Asker(who.tenant, who.conversation, source=SOURCE))

@@ -8,6 +8,7 @@ from secrets import token_hex
 
 from starlette.types import Scope
 
+from proxy.body_budget import BodyHold
 from proxy.compaction.fitting import Ask, Fit, Report, Status
 from proxy.core.exchange import FAILED_FROM, Exchange, Unread
 from proxy.dialects.dialect import Usage
@@ -47,6 +48,7 @@ class Passage:
         control: What the client asked of us.
         size: Bytes of the body.
         request: Its id.
+        hold: Counts its body.
         side: Which side call it is: nothing is learned of it, and no conversation notes it; None: it is none.
         fit: What is forwarded; None where that is the body as it came, unread.
         ask: The request as it was read.
@@ -69,6 +71,7 @@ class Passage:
     control: Control
     size: int
     request: str
+    hold: BodyHold
     side: Side | None = None
     fit: Fit | None = None
     ask: Ask | None = None
@@ -148,6 +151,7 @@ class Passage:
         """Let go of a body that was forwarded and that nothing is learned from, while its answer streams."""
         if self.ask is None:
             self.raw = b""
+            self.hold.release()
             self.fit = self.fit and replace(self.fit, raw=b"")
 
     def answered(self, usage: Usage | None) -> Answered:

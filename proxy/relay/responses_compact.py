@@ -81,15 +81,17 @@ class ResponsesCompact:
         """
         if not self._admission.entered():
             await self._admission.wait()
+        hold = self._admission.bodies.open()
         try:
             declared = length_of(first_values(scope["headers"]).get(b"content-length"))
-            raw = await read_body(receive, self._config.server.max_body_bytes, declared)
+            raw = await read_body(scope, receive, self._config.server.max_body_bytes, hold, declared)
             async with while_connected(scope, receive):
                 if self._config.upstream.responses_compact == "answer":
                     await _answered(send, await self._compacted(raw, scope))
                 else:
                     await self._relayed(raw, scope, send)
         finally:
+            hold.release()
             self._admission.leave()
 
     async def _relayed(self, raw: bytes, scope: Scope, send: Send) -> None:

@@ -108,6 +108,14 @@ def test_a_taken_port_and_a_weak_key_are_found(script: Scripted) -> None:
     assert next(machine.admin_key(ServerSection(host="0.0.0.0"))).level == "warning"
 
 
+def test_a_budget_that_is_too_small_for_the_largest_body_is_found() -> None:
+    fits = machine.bodies(ServerSection(max_inflight_bytes=2_000_000, max_body_bytes=2_000_000))
+    small = machine.bodies(ServerSection(max_inflight_bytes=2_000_000, max_body_bytes=3_000_000))
+    assert (fits.level, small.level) == ("ok", "warning")
+    assert small.what.endswith("less than server.max_body_bytes (3,000,000): larger bodies get 413")
+    assert small.fix
+
+
 def test_a_store_that_others_may_read_is_found(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     path.touch()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from proxy.body_budget import BodyBudget
 from proxy.compaction.fitting import Fit, Report, Status
 from proxy.demo import wire
 from proxy.dialects.chat.hidden_calls import Call
@@ -201,7 +202,8 @@ async def test_every_answer_is_closed() -> None:
 
 
 def passage(going: Course | None) -> Passage:
-    made = Passage(Who("t", "c_1"), BODY, {"headers": []}, Control(), len(BODY), "r_1", code=200)
+    hold = BodyBudget().open()
+    made = Passage(Who("t", "c_1"), BODY, {"headers": []}, Control(), len(BODY), "r_1", hold, code=200)
     made.fit = Fit(BODY, 1_000, Report(Status.REUSED, "c_1", "anchored", 1))
     made.course = going
     return made

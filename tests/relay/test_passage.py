@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from proxy.body_budget import BodyBudget
 from proxy.compaction.fitting import Fit, Report, Status
 from proxy.core.exchange import Exchange
 from proxy.dialects.dialect import Usage
@@ -14,7 +15,7 @@ from proxy.relay.passage import Passage, request_id
 
 def passage() -> Passage:
     scope = {"type": "http", "headers": []}
-    return Passage(Who("t", "c_1"), b"{}", scope, Control(), 2, "r_1", model="m", at=7.0)
+    return Passage(Who("t", "c_1"), b"{}", scope, Control(), 2, "r_1", BodyBudget().open(), model="m", at=7.0)
 
 
 @pytest.mark.parametrize("given", [b"abc-1", b"!" * 128])

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import os
 import resource
+import subprocess
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +13,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.system.black_box import REQUEST_LIMIT_S, Provider, Proxy, run_proxy
+from tests.system.black_box import (
+    COMMAND,
+    REQUEST_LIMIT_S,
+    Provider,
+    Proxy,
+    Received,
+    Reply,
+    chat_reply,
+    run_proxy,
+)
 
 MB = 1_000_000
 MIB = 1_048_576
@@ -40,6 +52,7 @@ class Upload:
     Attributes:
         path: Where it goes.
         body: The whole body.
+        kind: Its content type.
         sent_bytes: How much of it the kernel has taken.
         status: Of the answer; 0 while there is none, or if the connection ended without one.
         headers: Of the answer.
@@ -49,6 +62,7 @@ class Upload:
 
     path: str
     body: bytes
+    kind: str = "application/json"
     sent_bytes: int = 0
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -58,8 +72,9 @@ class Upload:
     reading: asyncio.Task[None] | None = None
 
     async def open(self, proxy: Proxy) -> None:
-        reader, self.writer = await asyncio.open_connection("127.0.0.1", urlsplit(proxy.url).port)
-        head = f"POST {self.path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        address = urlsplit(proxy.url)
+        reader, self.writer = await asyncio.open_connection(address.hostname, address.port)
+        head = f"POST {self.path} HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: {self.kind}\r\n"
         self.writer.write(f"{head}content-length: {len(self.body)}\r\n\r\n".encode())
         self.reading = asyncio.create_task(self._read(reader))
 
@@ -189,3 +204,118 @@ async def test_many_uploads_under_a_memory_limit_are_served_or_refused_and_small
         assert {upload.path for upload in refused} == set(PATHS)
         assert [upload.answer for upload in refused if not is_refusal(upload)] == []
         proxy.wait_for(lambda: inflight_bytes(proxy) == 0, "the last body is let go of")
+
+
+class Gate:
+    """Answers chats once it is opened."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+
+    def __call__(self, request: Received) -> Reply:
+        self.opened.wait(REQUEST_LIMIT_S)
+        return chat_reply(request)
+
+
+async def test_no_byte_stays_counted_however_and_whenever_a_request_ends(
+    tmp_path: Path, provider: Provider
+) -> None:
+    gate = provider.answer = Gate()
+    body = large_body(3 * MB)
+    with run_proxy(tmp_path, provider.url, {"server": SERVER}) as proxy:
+
+        async def count_is(expected: int) -> None:
+            what = f"{expected} bytes are counted"
+            await asyncio.to_thread(proxy.wait_for, lambda: inflight_bytes(proxy) == expected, what)
+
+        for path in (*PATHS, "/v1/compact", "/v1/responses/compact", "/v1/messages/count_tokens"):
+            leaving = Upload(path, body)
+            await leaving.open(proxy)
+            await leaving.send(2 * MB)
+            await count_is(2 * MB)
+            leaving.close()
+            await count_is(0)
+        for path in PATHS:
+            leaving = Upload(path, body)
+            await leaving.open(proxy)
+            await leaving.send(len(body))
+            await count_is(len(body))
+            leaving.close()
+            await count_is(0)
+        gate.opened.set()
+        served = [Upload(path, body) for path in PATHS]
+        too_large = Upload(PATHS[0], large_body(70 * MB))
+        for upload in (*served, too_large):
+            await upload.open(proxy)
+            await upload.send(len(upload.body))
+            async with asyncio.timeout(REQUEST_LIMIT_S):
+                await upload.ended.wait()
+            upload.close()
+        await count_is(0)
+        assert [upload.status for upload in (*served, too_large)] == [200, 200, 200, 413]
+
+
+async def test_a_lone_body_may_use_up_the_whole_budget_and_no_larger_one_is_read(
+    tmp_path: Path, provider: Provider
+) -> None:
+    most = 2 * MIB
+    config = {"server": {"max_inflight_bytes": most, "max_body_bytes": most}}
+    statuses = []
+    with run_proxy(tmp_path, provider.url, config) as proxy:
+        for content in (large_body(most), large_body(most + 1), iter([large_body(most)])):
+            with proxy.client() as client:
+                statuses.append(client.post(PATHS[0], content=content).status_code)
+    assert statuses == [200, 413, 200]
+
+
+async def test_every_place_that_reads_large_bodies_refuses_them_while_the_budget_is_used_up(
+    tmp_path: Path, provider: Provider
+) -> None:
+    config = {"server": {**SERVER, "max_inflight_bytes": 2 * MIB, "max_body_bytes": 2 * MIB}}
+    holding = Upload(PATHS[0], large_body(2 * MIB))
+    body, call = large_body(600_000), b" " * 600_000
+    with run_proxy(tmp_path, provider.url, config) as proxy:
+        await holding.open(proxy)
+        await holding.send(2 * MIB - 100_000)
+        await asyncio.to_thread(
+            proxy.wait_for, lambda: inflight_bytes(proxy) == holding.sent_bytes, "the first body is held"
+        )
+        uploads = [
+            *(Upload(path, body) for path in (*PATHS, "/v1/messages/count_tokens", "/v1/compact")),
+            Upload("/v1/responses/compact", body),
+            Upload("/v1/embeddings", large_body(260_000)),
+            Upload("/mcp", call),
+            Upload("/admin/v1/replay", body),
+            Upload("/ui/playground", body, kind="application/x-www-form-urlencoded"),
+        ]
+        over = asyncio.Event()
+        small = asyncio.create_task(ask_small(proxy, over))
+        for upload in uploads:
+            await upload.open(proxy)
+        async with asyncio.timeout(REQUEST_LIMIT_S):
+            await asyncio.gather(*(upload.send(len(upload.body)) for upload in uploads))
+            await asyncio.gather(*(upload.ended.wait() for upload in uploads))
+        over.set()
+        assert {upload.path: (upload.status, upload.headers.get("retry-after")) for upload in uploads} == {
+            upload.path: (503, "5") for upload in uploads
+        }
+        assert set(await small) == {200}
+        holding.close()
+        for upload in uploads:
+            upload.close()
+        await asyncio.to_thread(proxy.wait_for, lambda: inflight_bytes(proxy) == 0, "nothing is held")
+
+
+def test_a_budget_below_the_largest_body_is_refused_with_both_figures(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"server": {"max_inflight_bytes": 2 * MIB}}))
+    ended = subprocess.run(
+        [COMMAND, "check", "--config", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]},
+    )
+    assert ended.returncode == 2
+    told = ended.stdout + ended.stderr
+    assert "server.max_inflight_bytes: must be at least server.max_body_bytes, which is 67108864" in told

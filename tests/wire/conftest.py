@@ -16,6 +16,7 @@ import uvicorn
 from proxy import app
 from proxy.adapters import tiktoken_counter
 from proxy.app import create_app
+from proxy.body_budget import BodyBudget
 from proxy.config.model import Config
 from proxy.ports import Store
 from proxy.relay.admission import Admission
@@ -221,8 +222,8 @@ def admissions(monkeypatch: pytest.MonkeyPatch) -> list[Admission]:
     """The places for requests of each application that is made, in that order."""
     made: list[Admission] = []
 
-    def making(places: int) -> Admission:
-        made.append(Admission(places))
+    def making(places: int, *, bodies: BodyBudget) -> Admission:
+        made.append(Admission(places, bodies=bodies))
         return made[-1]
 
     monkeypatch.setattr(app, "Admission", making)

@@ -13,6 +13,8 @@ from proxy.admin.ui.api import Api, Refused
 from proxy.admin.ui.looking import Looking
 from proxy.admin.ui.playground import Playground
 from proxy.admin.ui.rendering import Pages
+from proxy.body_budget import RETRY_AFTER_S
+from proxy.errors import Overloaded
 
 PATH = "/ui"
 _CONVERSATION = "/conversations/{name}"
@@ -72,9 +74,15 @@ def _site(api: Api, pages: Pages) -> ASGIApp:
         status = error.status if isinstance(error, Refused) else 500
         return await looking.trouble(status, str(error))
 
+    async def overloaded(_: Request, error: Exception) -> Response:
+        answer = await looking.trouble(Overloaded.status, str(error))
+        answer.headers["retry-after"] = str(RETRY_AFTER_S)
+        return answer
+
     async def nothing(_: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         return await looking.trouble(status, "There is no such page.")
 
     routes = _routes(looking, Acting(api, pages), Playground(api, pages))
-    return Starlette(routes=routes, exception_handlers={Refused: refused, HTTPException: nothing})
+    handlers = {Refused: refused, Overloaded: overloaded, HTTPException: nothing}
+    return Starlette(routes=routes, exception_handlers=handlers)

@@ -18,6 +18,7 @@ from proxy.config.model import Config
 from proxy.config.sections import ServerSection
 from proxy.config.values import origin, without_passwords
 from proxy.errors import ConfigError
+from proxy.installation import choose_budget
 
 FEW_DESCRIPTORS = 4_096  # two for each request, and 1,000 requests at once are let in
 WEAK_KEY_CHARACTERS = 16
@@ -32,6 +33,7 @@ def findings(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     yield address(config.server)
     yield from admin_key(config.server)
     yield descriptors()
+    yield bodies(config.server)
     yield from proxies(config, environ)
     yield from extras(config)
     yield tokenizer()
@@ -83,6 +85,17 @@ def descriptors() -> Finding:
         fix = "raise it: `ulimit -Hn`, LimitNOFILE of systemd, or ulimits of a container"
         return Finding(WARNING, "open files", f"{allowed:,} at most, two for each request", fix)
     return Finding(OK, "open files", f"{allowed:,} at most")
+
+
+def bodies(server: ServerSection) -> Finding:
+    """How many bytes of request bodies a process may hold, and whether the largest body fits."""
+    most = choose_budget(server)
+    what = f"{most:,} bytes of request bodies at once in each process"
+    if most < server.max_body_bytes:
+        what += f", less than server.max_body_bytes ({server.max_body_bytes:,}): larger bodies get 413"
+        fix = "give it more memory, or lower server.max_body_bytes"
+        return Finding(WARNING, "memory", what, fix)
+    return Finding(OK, "memory", what)
 
 
 def proxies(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -1,0 +1,160 @@
+"""The budget of request bodies: what is counted, who waits, and who is refused."""
+
+import asyncio
+
+import pytest
+
+from proxy.body_budget import (
+    COST_FACTOR,
+    GROWTH_BYTES,
+    LEAST_BYTES,
+    MAX_WAITING,
+    PROCESS_BYTES,
+    RETRY_AFTER_S,
+    SMALL_BYTES,
+    BodyBudget,
+    default_budget,
+)
+from proxy.errors import Overloaded
+
+ROOM = 10 * SMALL_BYTES
+NEVER_S = 600
+MIB = 1024 * 1024
+
+
+async def test_small_bodies_pass_while_the_budget_is_used_up_and_a_large_one_waits() -> None:
+    budget = BodyBudget(ROOM, wait_s=NEVER_S)
+    budget.open().add(ROOM + SMALL_BYTES + 1)
+    waiting = budget.open()
+    assert not waiting.add(SMALL_BYTES + 1)
+    wait = asyncio.create_task(waiting.wait(1))
+    await asyncio.sleep(0)
+    assert budget.open().add(SMALL_BYTES)
+    assert not wait.done()
+    wait.cancel()
+
+
+def test_what_is_declared_and_not_sent_holds_nothing() -> None:
+    budget = BodyBudget(ROOM)
+    idle = [budget.open() for _ in range(100)]
+    assert budget.open().add(ROOM)
+    assert sum(each.counted_bytes for each in idle) == 0
+
+
+async def test_a_body_that_has_waited_has_room_for_all_of_its_rest() -> None:
+    budget = BodyBudget(ROOM, wait_s=NEVER_S)
+    first, second = budget.open(), budget.open()
+    first.add(ROOM + SMALL_BYTES + 1)
+    second.add(SMALL_BYTES * 2)
+    wait = asyncio.create_task(second.wait(SMALL_BYTES * 4))
+    await asyncio.sleep(0)
+    first.release()
+    await wait
+    assert budget.used_bytes == 6 * SMALL_BYTES
+    assert not budget.open().add(ROOM)  # uses up what is left
+    assert second.add(SMALL_BYTES * 4)
+    second.release()
+    assert second.counted_bytes == 0
+
+
+async def test_of_bodies_that_are_all_half_way_as_many_end_as_the_budget_has_room_for() -> None:
+    budget = BodyBudget(ROOM, wait_s=0.01)
+    whole, half = 6 * SMALL_BYTES, 3 * SMALL_BYTES
+    holds = [budget.open() for _ in range(6)]
+    refused = 0
+
+    async def upload(number: int) -> None:
+        nonlocal refused
+        hold = holds[number]
+        try:
+            hold.add(half)
+            await asyncio.sleep(0)
+            if not hold.add(1):
+                await hold.wait(whole - half - 1)
+            assert hold.add(whole - half - 1)
+        except Overloaded:
+            refused += 1
+        finally:
+            hold.release()
+
+    await asyncio.gather(*map(upload, range(len(holds))))
+    assert 0 < refused < len(holds)
+    assert budget.used_bytes == 0
+
+
+async def test_a_refused_body_gives_its_room_to_the_next_before_that_one_is_refused() -> None:
+    budget = BodyBudget(ROOM, wait_s=0.01)
+    first, second = budget.open(), budget.open()
+    first.add(ROOM)
+    second.add(2 * SMALL_BYTES)
+    second.add(1)
+    waits = [asyncio.create_task(hold.wait(ROOM // 2)) for hold in (first, second)]
+    done, _ = await asyncio.wait(waits)
+    assert done == set(waits)
+    assert isinstance(waits[0].exception(), Overloaded)
+    assert waits[1].exception() is None
+    assert budget.used_bytes == second.counted_bytes
+
+
+async def test_no_more_bodies_wait_than_memory_is_reckoned_for() -> None:
+    budget = BodyBudget(ROOM, wait_s=NEVER_S)
+    budget.open().add(2 * ROOM)
+    waits = [asyncio.create_task(budget.open().wait(SMALL_BYTES + 1)) for _ in range(MAX_WAITING)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded) as refused:
+        await budget.open().wait(SMALL_BYTES + 1)
+    assert (refused.value.status, refused.value.retry_after_s) == (503, RETRY_AFTER_S)
+    for each in waits:
+        each.cancel()
+    await asyncio.gather(*waits, return_exceptions=True)
+
+
+@pytest.mark.parametrize("moment", ["while it waits", "as it gets its room"])
+async def test_room_is_not_lost_with_who_is_cancelled(moment: str) -> None:
+    budget = BodyBudget(ROOM, wait_s=NEVER_S)
+    other, hold = budget.open(), budget.open()
+    other.add(2 * ROOM)
+    hold.add(SMALL_BYTES + 1)
+
+    async def read() -> None:
+        try:
+            await hold.wait(SMALL_BYTES)
+        finally:
+            hold.release()
+
+    reading = asyncio.create_task(read())
+    await asyncio.sleep(0)
+    if moment == "as it gets its room":
+        other.release()
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    other.release()
+    assert budget.used_bytes == 0
+    assert budget.has_room
+
+
+def test_a_body_released_twice_is_counted_off_once() -> None:
+    budget = BodyBudget()
+    kept, hold = budget.open(), budget.open()
+    kept.add(5)
+    hold.add(7)
+    hold.release()
+    hold.release()
+    assert budget.used_bytes == 5
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "address_bytes", "workers", "expected"),
+    [
+        (1024 * MIB, None, 1, (1024 * MIB - PROCESS_BYTES) // COST_FACTOR),
+        (1024 * MIB, None, 2, (512 * MIB - PROCESS_BYTES) // COST_FACTOR),
+        (64 * 1024 * MIB, 700 * MIB, 4, (700 * MIB - GROWTH_BYTES) // COST_FACTOR),
+        (128 * MIB, None, 1, LEAST_BYTES),
+        (None, None, 1, PROCESS_BYTES // COST_FACTOR),
+    ],
+)
+def test_the_default_follows_the_smallest_limit_and_is_shared_by_workers(
+    memory_bytes: int | None, address_bytes: int | None, workers: int, expected: int
+) -> None:
+    assert default_budget(memory_bytes, address_bytes, workers) == expected
