@@ -59,6 +59,9 @@ class Learning:
         records: Where it is kept.
         now: Seconds since the epoch.
         clock: Monotonic seconds.
+
+    Attributes:
+        changes: How often something else has become known of how large requests may be.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Learning:
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.changes = 0
         self._records = records
         self._now = now
         self._clock = clock
@@ -292,6 +296,10 @@ class Learning:
         return known._replace(accepted=0) if known.accepted and known.accepted_until <= now else known
 
     def _remember(self, key: str, learned: Learned) -> None:
+        known = self._known.get(key)
+        before = (known.window, known.adds_output) if known else (None, False)
+        if before != (learned.window, learned.adds_output):
+            self.changes += 1
         if key not in self._known and len(self._known) >= MAX_MODELS:
             oldest = next(iter(self._known))
             del self._known[oldest]

@@ -96,6 +96,7 @@ class Gate:
         self._clock = clock
         self.compacted: OrderedDict[str, None] = before.compacted if before else OrderedDict()
         self._sure: dict[tuple[str, str], tuple[float, float]] = {}  # bytes, and until when they hold
+        self._changes = 0
 
     def remember(self, conversation: str | None) -> None:
         """Let a compacted conversation pass no more: what replaced its messages is always applied."""
@@ -148,6 +149,9 @@ class Gate:
 
     def _sure_size(self, tenant: str, model: str) -> float:
         """Bytes up to which a body passes, whatever output it asks for."""
+        if self._changes != self._learning.changes:
+            self._changes = self._learning.changes
+            self._sure.clear()
         size, until = self._sure.get((tenant, model), (0.0, 0.0))
         now = self._clock()
         if until < now:
