@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from pkgutil import resolve_name
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -17,15 +19,19 @@ from proxy.relay.admission import Admission
 from proxy.relay.aftermath import Aftermath
 from proxy.relay.blind import Blind
 from proxy.relay.compact import Compact
+from proxy.relay.compaction_items import CompactionItems
+from proxy.relay.compaction_trigger import TriggerResponder
 from proxy.relay.count_tokens import CountTokens
 from proxy.relay.endpoint import Endpoint
 from proxy.relay.exchange import Upstream
 from proxy.relay.gate import Gate
 from proxy.relay.identity import origin
-from proxy.relay.responses_compact import ResponsesCompact
+from proxy.relay.responses_compact import InputCompactor, ResponsesCompact
 from proxy.relay.trouble import Trouble
 from proxy.relay.upstreams import upstreams
 from proxy.storage.records import Records
+
+_CIPHER = "proxy.adapters.compaction_cipher"  # by name: its library takes 8 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +75,41 @@ def endpoints(
     """
     targets = upstreams(config, parts.engine, hop, parts.upstream_monitor)
     blind = Blind(targets, admission)
+    items = CompactionItems(config, lambda: parts.secret.values, partial(resolve_name, _CIPHER))
+    compactor = InputCompactor(config, targets[RESPONSES], parts.aside(config), lambda: parts.secret.value)
+    triggers = TriggerResponder(
+        config, targets[RESPONSES], compactor=compactor, items=items, learning=parts.learning
+    )
     wires = {
-        name: beginning(_endpoint(config, parts, targets[name], wire, gates[name], admission), parts.records)
+        name: beginning(
+            _endpoint(config, parts, targets[name], wire, gates[name], admission, triggers),
+            parts.records,
+        )
         for name, wire in WIRES.items()
     }
     posts: dict[bytes, ASGIApp] = {
         count_tokens.ENDING: _counting(config, parts, targets[MESSAGES], blind, admission),
-        **_shortening(config, parts, targets[RESPONSES], admission),
     }
+    if config.upstream.responses_compact != "relay":
+        posts[responses_compact.ENDING] = ResponsesCompact(
+            config, targets[RESPONSES], compactor=compactor, items=items, admission=admission
+        )
     return Endpoints(wires, posts, blind, _compact(config, parts, targets[CHAT.name], admission))
 
 
 def _endpoint(
-    config: Config, parts: Parts, upstream: Upstream, wire: Dialect, gate: Gate, admission: Admission
+    config: Config,
+    parts: Parts,
+    upstream: Upstream,
+    wire: Dialect,
+    gate: Gate,
+    admission: Admission,
+    triggers: TriggerResponder,
 ) -> Endpoint:
-    """What answers the compacted paths of a wire; chat completions alone are offered a search."""
+    """What answers the compacted paths of a wire.
+
+    Chat completions alone are offered a search, Responses alone have compaction items.
+    """
     searching = wire is CHAT and any(row.settings.recall.tool != "none" for row in config.by_glob)
     compactor = parts.compactor(config)
     aftermath = Aftermath(
@@ -107,6 +133,7 @@ def _endpoint(
         admission=admission,
         tracer=parts.tracer,
         memory=parts.memory if searching else None,
+        triggers=triggers if wire.name == RESPONSES else None,
     )
 
 
@@ -123,17 +150,6 @@ def _counting(
         secret=lambda: parts.secret.value,
         admission=admission,
     )
-
-
-def _shortening(
-    config: Config, parts: Parts, upstream: Upstream, admission: Admission
-) -> Mapping[bytes, ASGIApp]:
-    """What answers `…/responses/compact`; nothing where the upstream alone does."""
-    if config.upstream.responses_compact == "relay":
-        return {}
-    aside, secret = parts.aside(config), parts.secret
-    made = ResponsesCompact(config, upstream, aside=aside, secret=lambda: secret.value, admission=admission)
-    return {responses_compact.ENDING: made}
 
 
 def _compact(config: Config, parts: Parts, upstream: Upstream, admission: Admission) -> Compact:

@@ -24,6 +24,8 @@ SECRET_DEADLINE_S = 1.0
 SECRET_RETRY_S = 1.0
 # A store that was emptied has its secret back, or all have its new one, after this long, in seconds.
 SECRET_CHECK_S = 5.0
+# Earlier secrets that are remembered.
+MAX_PREVIOUS = 16
 # By any of these the environment says where traces go.
 COLLECTORS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
@@ -94,11 +96,15 @@ class Secret:
     Replicas on one store must have the same. Until the store answers each has its own, and what it keeps
     meanwhile is found by nobody later: a miss, as with any store that is away. `report` is told of a secret
     that cannot be used.
+
+    Attributes:
+        value: The key that is in force.
     """
 
     def __init__(self, config: Config, store_url: str, store: Store, report: Report = store_failed) -> None:
         configured = config.server.secret.get_secret_value()
         self.value = configured.encode() or installation_secret(store_url, report)
+        self._previous = [each.get_secret_value().encode() for each in config.server.previous_secrets]
         self._report = report
         self._store = None if configured or not is_shared(store_url) else store
 
@@ -107,12 +113,20 @@ class Secret:
         if self._store is None:
             return True
         try:
-            self.value = await within(SECRET_DEADLINE_S, shared_secret(self._store, self.value))
+            shared = await within(SECRET_DEADLINE_S, shared_secret(self._store, self.value))
         except (StoreUnavailable, TimeoutError, OSError) as error:
             if isinstance(error, StoreUnavailable) and error.reason == NO_SECRET:
                 self._report(error)  # of a store that is away the records tell
             return False
+        if shared != self.value:
+            self._previous = [self.value, *self._previous][:MAX_PREVIOUS]
+            self.value = shared
         return True
+
+    @property
+    def values(self) -> tuple[bytes, ...]:
+        """The key that is in force, and behind it those that were: configured ones, or of this process."""
+        return self.value, *self._previous
 
     async def keep_asking(self) -> None:
         """Ask until the store has answered, and now and then after that: it may have lost what it had."""

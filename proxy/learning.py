@@ -152,6 +152,17 @@ class Learning:
         key = model_key(tenant, origin, model)
         return key in self._known and self._fresh(key).adds_output
 
+    async def learn_lacks_compaction(self, tenant: str, origin: str, model: str) -> None:
+        """Remember that the upstream does not answer a compaction trigger with a compaction item."""
+        known = await self.of(tenant, origin, model)
+        key = model_key(tenant, origin, model)
+        self._remember(key, known._replace(lacks_compaction_until=self._now() + BELIEVED_S))
+        await self._keep(key, model)
+
+    async def lacks_compaction(self, tenant: str, origin: str, model: str) -> bool:
+        """Returns whether the upstream is believed not to answer a compaction trigger."""
+        return (await self.of(tenant, origin, model)).lacks_compaction_until > self._now()
+
     async def observed(self, tenant: str, origin: str, model: str, estimate: int, actual: int) -> None:
         """An answer's usage said how many tokens a request really had."""
         key = model_key(tenant, origin, model)

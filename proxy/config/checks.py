@@ -70,8 +70,9 @@ def _summary_problems(config: Config, summary: SummarySection) -> Iterator[tuple
 
 
 def _server_problems(server: ServerSection) -> Iterator[tuple[Place, str]]:
-    if any(not key.get_secret_value() for key in server.client_keys):
-        yield ("server", "client_keys"), "a key is empty"
+    for name, listed in (("client_keys", server.client_keys), ("previous_secrets", server.previous_secrets)):
+        if any(not each.get_secret_value() for each in listed):
+            yield ("server", name), "a key is empty"
     if server.unix_socket is not None and not Path(server.unix_socket).is_absolute():
         yield ("server", "unix_socket"), "the path must be absolute"
     if server.unix_socket is not None and server.tls_certificate is not None:

@@ -10,7 +10,7 @@ from proxy.config.model import Config
 # What is only looked at when a process starts: sockets, deadlines, the store, and what is derived from them.
 AT_START = (
     "server.host", "server.port", "server.unix_socket", "server.tls_certificate", "server.tls_key",
-    "server.secret", "server.workers", "server.accept_grace_s", "server.drain_s",
+    "server.secret", "server.previous_secrets", "server.workers", "server.accept_grace_s", "server.drain_s",
     "server.max_inflight_bytes", "server.max_in_flight", "server.head_timeout_s", "server.body_timeout_s",
     "server.send_timeout_s", "store", "archive", "upstream.engine", "observability",
 )  # fmt: skip

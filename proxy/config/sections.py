@@ -64,6 +64,8 @@ class ServerSection(BaseModel):
     """Bearer key of the admin API and UI; empty: they answer on loopback only."""
     secret: SecretStr = SecretStr("")
     """Key of the digests that separate tenants; empty: made once and kept beside the store."""
+    previous_secrets: tuple[Key, ...] = ()
+    """Earlier values of `secret`: compaction items that were sealed with one of them are still opened."""
     client_keys: tuple[Key, ...] = ()
     """Keys of which clients must show one, as they would to the provider; empty: everybody is served."""
     workers: Annotated[Positive, Field(le=64)] = 1

@@ -20,6 +20,8 @@ class Learned(NamedTuple):  # made for each answer: a dataclass costs four times
         accepted_until: When that is no longer believed, in seconds since the epoch.
         adds_output_until: Until when the upstream is believed to count the output asked for, too, in seconds
             since the epoch; 0: it is not.
+        lacks_compaction_until: Until when the upstream is believed not to answer a compaction trigger, in
+            seconds since the epoch; 0: it is not.
     """
 
     calibration: Calibration
@@ -30,6 +32,7 @@ class Learned(NamedTuple):  # made for each answer: a dataclass costs four times
     accepted: int = 0
     accepted_until: float = 0.0
     adds_output_until: float = 0.0
+    lacks_compaction_until: float = 0.0
 
     @property
     def adds_output(self) -> bool:
@@ -72,6 +75,7 @@ def merged(ours: Learned, theirs: Learned, now: float) -> Learned:
         accepted,
         since,
         max(ours.adds_output_until, theirs.adds_output_until),
+        max(ours.lacks_compaction_until, theirs.lacks_compaction_until),
     )
 
 
@@ -86,6 +90,7 @@ def to_fields(learned: Learned) -> dict[str, object]:
         "accepted": learned.accepted,
         "accepted_until": learned.accepted_until,
         "adds_output_until": learned.adds_output_until,
+        "lacks_compaction_until": learned.lacks_compaction_until,
     }
 
 
@@ -104,6 +109,7 @@ def from_fields(fields: Mapping[str, Any]) -> Learned:
         _tokens(fields.get("accepted")) or 0,
         float(fields.get("accepted_until", 0.0)),
         float(fields.get("adds_output_until", 0.0)),
+        float(fields.get("lacks_compaction_until", 0.0)),
     )
 
 

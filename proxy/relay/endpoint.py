@@ -20,6 +20,7 @@ from proxy.logs import REQUEST
 from proxy.memory import Memory
 from proxy.relay.admission import Admission
 from proxy.relay.aftermath import Aftermath, Answered
+from proxy.relay.compaction_trigger import TriggerRequest, TriggerResponder
 from proxy.relay.control import ASKING, Control, control, stricter
 from proxy.relay.exchange import (
     PEEK_BYTES,
@@ -60,6 +61,7 @@ class Endpoint:
         admission: Places for requests under way.
         tracer: Follows requests; None: nobody does.
         memory: What models may search; None: no model is offered that.
+        triggers: Answers requests for compaction items, and opens those of ours. None: the wire has none.
     """
 
     def __init__(  # noqa: PLR0913 - all that a request needs, by name
@@ -75,6 +77,7 @@ class Endpoint:
         admission: Admission,
         tracer: Tracer | None = None,
         memory: Memory | None = None,
+        triggers: TriggerResponder | None = None,
     ) -> None:
         self._config = config
         self._upstream = upstream
@@ -88,12 +91,14 @@ class Endpoint:
         self._admission = admission
         self._tracer = tracer
         self._memory = memory
+        self._triggers = triggers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
 
         Raises:
-            RequestRefused: The body is too large, or a header of ours makes no sense.
+            RequestRefused: The body is too large, a header of ours makes no sense, or a compaction item of
+                ours does not open.
             Overloaded: There are too many requests, or too many bytes of them.
             ClientDisconnect: The client left; the upstream has been hung up on.
         """
@@ -109,6 +114,8 @@ class Endpoint:
                 REQUEST.set(name)
                 declared = length_of(first.get(b"content-length"))
                 raw = await read_body(scope, receive, self._config.server.max_body_bytes, hold, declared)
+                if self._triggers is not None:
+                    raw = await self._triggers.items.expand(raw, scope)
                 who, side = await self._whose.placed(who, raw, first)
                 passage = Passage(who, raw, scope, wishes, len(raw), name, hold, side)
                 del raw  # so that it can be let go of
@@ -137,12 +144,19 @@ class Endpoint:
 
     async def _relay(self, passage: Passage, send: Send) -> Tap | None:
         """Fit, forward, stream back; the tap that watched, or None if nothing is to be learned."""
+        trigger = await self._read_trigger(passage)
+        if trigger is not None and await self._answer_known(trigger, send):
+            return None
         await self._fit(passage)
         try:
             answer = await self._answer(passage)
         except UpstreamError as error:
             passage.settled()
             await send_error(send, error, passage.headers(), self._dialect.error)
+            return None
+        if trigger is not None and await self._replace_answer(trigger, answer, send):
+            passage.code = httpx.codes.OK
+            passage.settled()
             return None
         passage.release()
         passage.code = answer.response.status
@@ -155,6 +169,30 @@ class Endpoint:
         tap = self._dialect.tap(answer.field(b"content-type"), answer.field(b"content-encoding"))
         whole = await relay_back(answer, send, extra=passage.headers(), tap=tap.feed)
         return tap if whole else None
+
+    async def _read_trigger(self, passage: Passage) -> TriggerRequest | None:
+        if self._triggers is None:
+            return None
+        return await self._triggers.read_request(passage.raw, passage.who, passage.scope)
+
+    async def _answer_known(self, trigger: TriggerRequest, send: Send) -> bool:
+        """Answer a trigger if the upstream is known not to. Returns whether it was answered."""
+        triggers = self._triggers
+        return (
+            triggers is not None and await triggers.is_ours(trigger) and await triggers.respond(trigger, send)
+        )
+
+    async def _replace_answer(self, trigger: TriggerRequest, answer: Answer, send: Send) -> bool:
+        """Answer a trigger in place of an upstream that does not. Returns whether it was answered."""
+        triggers, keep = self._triggers, False
+        if triggers is None:
+            return False
+        try:
+            keep = not (await triggers.lacks_item(trigger, answer) and await triggers.respond(trigger, send))
+        finally:
+            if not keep:
+                await answer.aclose()
+        return not keep
 
     async def _relay_one(self, passage: Passage, made: Offer, answer: Answer, send: Send) -> Tap | None:
         """Relay an answer that may call the tool it was offered; see `_relay`."""

@@ -121,6 +121,17 @@ class Answer:
             self._cut = error
         return b"".join(self._seen)
 
+    async def peek_next(self) -> bytes:
+        """Returns the next unseen chunk, which is still relayed; empty at the end or at a cut."""
+        try:
+            chunk = b"" if self._cut is not None else await self._next()
+        except httpx.TransportError as error:
+            self._cut = error
+            return b""
+        if chunk:
+            self._seen.append(chunk)
+        return chunk
+
     async def peek_within(self, limit: int, seconds: float) -> bytes:
         """What `peek` says, or what there is after so many seconds; what is late is relayed as it comes."""
         if self._coming is None:

@@ -20,11 +20,12 @@ from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, for_model
 from proxy.dialects.body import Body, read, small
 from proxy.dialects.inflate import IDENTITY, Inflater
-from proxy.dialects.json_slices import elements, members
+from proxy.dialects.responses.compaction_item import read_items
 from proxy.dialects.responses.wire import RESPONSES
 from proxy.errors import ProxyError, RequestRefused, Unreadable
 from proxy.relay.admission import Admission
 from proxy.relay.compact import patient
+from proxy.relay.compaction_items import CompactionItems
 from proxy.relay.exchange import PEEK_BYTES, Answer, Upstream, build_request, open_answer, relay_back
 from proxy.relay.headers import first_values, length_of
 from proxy.relay.identity import origin
@@ -40,14 +41,65 @@ _NAMED_IS_ABSENT: Final = "_not_found"
 _ID_BYTES: Final = 16
 
 
+class InputCompactor:
+    """Compacts the input of requests on the Responses wire, and keeps nothing.
+
+    Args:
+        config: The configuration.
+        upstream: Where requests of this wire go, and where summaries are asked for.
+        aside: Compacts.
+        secret: Gives the key of the digests that tell tenants apart.
+    """
+
+    def __init__(self, config: Config, upstream: Upstream, aside: Aside, secret: Callable[[], bytes]) -> None:
+        self._config = config
+        self._upstream = upstream
+        self._origin = origin(upstream.base_url)
+        self._aside = aside
+        self._whose = Whose(config, self._origin, secret)
+
+    async def compact(self, body: Body, scope: Scope) -> Shortened:
+        """Returns what the configured strategy makes of a body's input, as if it had been asked for by force.
+
+        Args:
+            body: The request.
+            scope: Its head (ASGI), whose path may end in `/compact`.
+
+        Raises:
+            Unreadable: An item is none.
+            Crashed: A fault of ours, which the log tells of.
+        """
+        return await shortened(self._aside, self._build_ask(body, scope), None)
+
+    def _build_ask(self, body: Body, scope: Scope) -> Ask:
+        headers = scope["headers"]
+        who = self._whose.of(headers, first_values(headers))
+        settings = patient(for_model(self._config, body.model), None)
+        policy = policy_for(settings, None)
+        asked: Scope = {**scope, "raw_path": scope["raw_path"].removesuffix(b"/compact")}
+        asking = partial(summary_routes, self._config, settings, policy, self._upstream, asked)
+        return Ask(
+            body=body,
+            model=body.model,
+            tenant=who.tenant,
+            conversation=None,
+            origin=self._origin,
+            settings=settings,
+            mode=Mode.FORCE,
+            trigger_tokens=None,
+            whom=partial(asking, body.model, RESPONSES),
+            patience_s=None,
+        )
+
+
 class ResponsesCompact:
     """An ASGI endpoint that compacts the input of a request on the Responses wire, and keeps nothing.
 
     Args:
         config: The configuration; `upstream.responses_compact` says who answers.
         upstream: Where requests of this wire go.
-        aside: Compacts.
-        secret: Gives the key of the digests that tell tenants apart.
+        compactor: Compacts.
+        items: Opens the compaction items of ours that a request holds.
         admission: Places for requests under way.
         clock: Seconds since the epoch.
     """
@@ -57,24 +109,23 @@ class ResponsesCompact:
         config: Config,
         upstream: Upstream,
         *,
-        aside: Aside,
-        secret: Callable[[], bytes],
+        compactor: InputCompactor,
+        items: CompactionItems,
         admission: Admission,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
         self._upstream = upstream
-        self._origin = origin(upstream.base_url)
-        self._aside = aside
+        self._compactor = compactor
+        self._items = items
         self._admission = admission
         self._clock = clock
-        self._whose = Whose(config, self._origin, secret)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
 
         Raises:
-            RequestRefused: The body is too large, or nobody can compact it.
+            RequestRefused: The body is too large, nobody can compact it, or a compaction item does not open.
             Overloaded: There are too many requests.
             UpstreamError: There was no answer.
             ClientDisconnect: The client left; whoever was asked has been hung up on.
@@ -85,6 +136,7 @@ class ResponsesCompact:
         try:
             declared = length_of(first_values(scope["headers"]).get(b"content-length"))
             raw = await read_body(scope, receive, self._config.server.max_body_bytes, hold, declared)
+            raw = await self._items.expand(raw, scope)
             async with while_connected(scope, receive):
                 if self._config.upstream.responses_compact == "answer":
                     await _answered(send, await self._compacted(raw, scope))
@@ -121,70 +173,57 @@ class ResponsesCompact:
             RequestRefused: 400, it holds nothing that could be compacted.
         """
         try:
-            ask = self._ask(await beside(partial(read, raw, RESPONSES)), scope)
-            came = await shortened(self._aside, ask, None)
+            body = await beside(partial(read, raw, RESPONSES))
+            came = await self._compactor.compact(body, scope)
         except Unreadable as unreadable:
             code = unreadable.reason.replace("-", "_")
             message = f"The body holds no input that could be compacted: {unreadable.reason}."
             raise RequestRefused(400, message, code) from unreadable
         return await beside(partial(_written, came, int(self._clock())))
 
-    def _ask(self, body: Body, scope: Scope) -> Ask:
-        headers = scope["headers"]
-        who = self._whose.of(headers, first_values(headers))
-        settings = patient(for_model(self._config, body.model), None)
-        policy = policy_for(settings, None)
-        asked: Scope = {**scope, "raw_path": scope["raw_path"].removesuffix(b"/compact")}
-        asking = partial(summary_routes, self._config, settings, policy, self._upstream, asked)
-        return Ask(
-            body=body,
-            model=body.model,
-            tenant=who.tenant,
-            conversation=None,
-            origin=self._origin,
-            settings=settings,
-            mode=Mode.FORCE,
-            trigger_tokens=None,
-            whom=partial(asking, body.model, RESPONSES),
-            patience_s=None,
-        )
-
 
 async def _is_absent(answer: Answer) -> bool:
     """Whether the upstream has no such path."""
     if answer.response.status not in _ABSENT:
         return False
-    told = small(_plain(await answer.peek(PEEK_BYTES), answer.field(b"content-encoding")))
+    told = small(read_plain(await answer.peek(PEEK_BYTES), answer.field(b"content-encoding")))
     error = told.get("error") if isinstance(told, dict) else None
     code = error.get("code") if isinstance(error, dict) else None
     return not (isinstance(code, str) and code.endswith(_NAMED_IS_ABSENT))
 
 
-def _plain(body: bytes, encoding: str) -> bytes:
-    """A body as it was before it was packed; empty where that cannot be undone."""
-    return body if encoding.strip().lower() in IDENTITY else Inflater(encoding, PEEK_BYTES).feed(body)
+def read_plain(body: bytes, encoding: str, limit_bytes: int = PEEK_BYTES) -> bytes:
+    """Returns a body as it was before it was packed.
+
+    Args:
+        body: The body as it came.
+        encoding: Its `content-encoding`.
+        limit_bytes: The most that is unpacked; of more, or where it cannot be undone, nothing is returned.
+    """
+    return body if encoding.strip().lower() in IDENTITY else Inflater(encoding, limit_bytes).feed(body)
 
 
 def _written(came: Shortened, created_at: int) -> bytes:
     """The answer. Sizes are estimates of the input before and after."""
-    place = members(came.fit.raw)["input"]
-    value = came.fit.raw[place.start : place.stop]
-    items = elements(memoryview(value)) if value.startswith(b"[") else (b'{"content":%b}' % value,)
+    head = {"id": f"resp_{token_hex(_ID_BYTES)}", "object": "response.compaction", "created_at": created_at}
+    output = b",".join(map(_in_full, read_items(came.fit.raw)))
+    return b'%b,"output":[%b],"usage":%b}' % (
+        json.dumps(head)[:-1].encode(),
+        output,
+        json.dumps(tell_usage(came)).encode(),
+    )
+
+
+def tell_usage(came: Shortened) -> dict[str, Any]:
+    """Returns the `usage` of a compaction: estimated tokens of the input before it and after."""
     before, after = came.first.report.tokens_before or 0, came.fit.report.tokens_after or 0
-    usage = {
+    return {
         "input_tokens": before,
         "input_tokens_details": {"cached_tokens": 0},
         "output_tokens": after,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": before + after,
     }
-    head = {"id": f"resp_{token_hex(_ID_BYTES)}", "object": "response.compaction", "created_at": created_at}
-    output = b",".join(map(_in_full, items))
-    return b'%b,"output":[%b],"usage":%b}' % (
-        json.dumps(head)[:-1].encode(),
-        output,
-        json.dumps(usage).encode(),
-    )
 
 
 def _in_full(raw: bytes) -> bytes:

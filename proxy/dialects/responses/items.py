@@ -27,6 +27,8 @@ ANSWERED: Final[Mapping[str, str]] = {
 ANSWER_OF: Final[Mapping[str, str]] = {call: answer for answer, call in ANSWERED.items()}
 # What the provider, or the client by the provider's means, has made of all that stands before it.
 COMPACTED: Final = frozenset({"compaction", "compaction_summary", "context_compaction"})
+# The last item of a request that asks for such an item in place of an answer.
+TRIGGER: Final = "compaction_trigger"
 # Settings that stand among the items and hold for all behind them.
 STANDING: Final = frozenset({"additional_tools", "configuration_update"})
 
@@ -64,30 +66,39 @@ def side_of(kind: str, role: str) -> Side:
         return Side.ALONE
     if kind == "item_reference" or not (kind or role):
         raise Unreadable("stateful")
-    if kind == "compaction_trigger":
+    if kind == TRIGGER:
         raise Unreadable("provider-compacts")
     return Side.ALONE if kind in {"", "message"} and role != "assistant" else Side.RUN
 
 
 def _side(raw: bytes) -> Side:
     """The same of an item's bytes."""
+    return side_of(*read_kind(raw))
+
+
+def read_kind(raw: bytes) -> tuple[str, str]:
+    """Returns the type and the role of an item, each empty where the item has none.
+
+    Raises:
+        Unreadable: `too-deep`.
+    """
     if len(raw) > _LONG_BYTES:
-        return _side_of_long(raw)
+        return _read_long_kind(raw)
     try:
         seen = _SEEN.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _side_of_long(raw)
-    return side_of(seen.type or "", seen.role or "")
+        return _read_long_kind(raw)
+    return seen.type or "", seen.role or ""
 
 
-def _side_of_long(raw: bytes) -> Side:
+def _read_long_kind(raw: bytes) -> tuple[str, str]:
     try:
         found = members(raw)
     except RecursionError:
         raise Unreadable("too-deep") from None
     held = {key: raw[found[key].start : found[key].stop] for key in ("type", "role") if key in found}
     told = {key: long_json.plain(value) for key, value in held.items() if value.startswith(b'"')}
-    return side_of(told.get("type", ""), told.get("role", ""))
+    return told.get("type", ""), told.get("role", "")
 
 
 def listed(value: memoryview) -> tuple[bytes, ...]:

@@ -1,0 +1,52 @@
+"""Seals what compaction items of ours hold: AES-256-GCM, with the tenant as associated data.
+
+The sealed bytes are four that name the key, a nonce of twelve, and the ciphertext. Keys are derived from the
+installation's secrets, so that no secret serves two purposes.
+"""
+
+import hashlib
+import hmac
+import secrets
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+_PURPOSE = b"compaction item v1"
+_NAME_BYTES = 4
+_NONCE_BYTES = 12
+
+
+def encrypt_item(secret: bytes, tenant: str, plain: bytes) -> bytes:
+    """Returns the sealed bytes: 32 more than the plain ones.
+
+    Args:
+        secret: One of the installation's secrets.
+        tenant: Whose item it is; only for this tenant it opens.
+        plain: What is sealed.
+    """
+    key = _derive_key(secret)
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    return _name_key(key) + nonce + AESGCM(key).encrypt(nonce, plain, tenant.encode())
+
+
+def decrypt_item(secret: bytes, tenant: str, sealed: bytes) -> bytes | None:
+    """Returns the plain bytes, or None if they do not open.
+
+    They do not where another secret has sealed them, for another tenant, or where they were altered.
+    """
+    key = _derive_key(secret)
+    if sealed[:_NAME_BYTES] != _name_key(key):
+        return None
+    nonce, ciphertext = sealed[_NAME_BYTES : _NAME_BYTES + _NONCE_BYTES], sealed[_NAME_BYTES + _NONCE_BYTES :]
+    try:
+        return AESGCM(key).decrypt(nonce, ciphertext, tenant.encode())
+    except (InvalidTag, ValueError):
+        return None
+
+
+def _derive_key(secret: bytes) -> bytes:
+    return hmac.digest(secret, _PURPOSE, "sha256")
+
+
+def _name_key(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()[:_NAME_BYTES]

@@ -1,0 +1,86 @@
+"""Compaction items of ours: seals what they hold, and puts it back where a client sends one."""
+
+import base64
+import binascii
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from starlette.types import Scope
+
+from proxy.compaction.beside import beside
+from proxy.config.model import Config
+from proxy.dialects.reader import LITTLE_BYTES
+from proxy.dialects.responses.compaction_item import TOKEN_PREFIX, expand_items, has_token
+from proxy.errors import RequestRefused
+from proxy.relay.headers import first_values
+from proxy.relay.identity import Identities
+
+
+class ItemCipher(Protocol):
+    """Authenticated encryption, bound to a tenant (`adapters.compaction_cipher`)."""
+
+    def encrypt_item(self, secret: bytes, tenant: str, plain: bytes) -> bytes:
+        """Returns the sealed bytes."""
+        ...
+
+    def decrypt_item(self, secret: bytes, tenant: str, sealed: bytes) -> bytes | None:
+        """Returns the plain bytes, or None if they do not open."""
+        ...
+
+
+class CompactionItems:
+    """Seals and opens compaction items.
+
+    An item is bound to the client's credential (`session.tenant`), not to the upstream, so that a conversation
+    goes on where `upstream.base_url` changes.
+
+    Args:
+        config: The configuration.
+        secrets: Returns the installation's secrets; the first seals, any of them opens.
+        cipher: Returns what seals; called at the first item, because its library takes 8 MB.
+    """
+
+    def __init__(
+        self, config: Config, secrets: Callable[[], tuple[bytes, ...]], cipher: Callable[[], ItemCipher]
+    ) -> None:
+        session = config.session
+        known = bool(config.server.client_keys)
+        self._identities = Identities("", session.tenant, session.headers, known=known)
+        self._secrets = secrets
+        self._cipher = cipher
+
+    def seal(self, items: bytes, scope: Scope) -> str:
+        """Returns the token of a JSON array of items, for the client of a request (ASGI)."""
+        secret = self._secrets()[0]
+        sealed = self._cipher().encrypt_item(secret, self._read_tenant(scope, secret), items)
+        return TOKEN_PREFIX + base64.urlsafe_b64encode(sealed).decode()
+
+    async def expand(self, raw: bytes, scope: Scope) -> bytes:
+        """Returns a body with what its compaction items of ours stand for; without one, the same bytes.
+
+        What comes back is never longer than what came.
+
+        Raises:
+            RequestRefused: 400 `invalid_encrypted_content`; an item of ours is altered, or another tenant's.
+        """
+        if not has_token(raw):
+            return raw
+        work = partial(expand_items, raw, partial(self._open, scope))
+        return work() if len(raw) <= LITTLE_BYTES else await beside(work)
+
+    def _open(self, scope: Scope, token: str) -> bytes:
+        try:
+            sealed = base64.b64decode(token.removeprefix(TOKEN_PREFIX), altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            sealed = b""
+        for secret in self._secrets():
+            plain = self._cipher().decrypt_item(secret, self._read_tenant(scope, secret), sealed)
+            if plain is not None:
+                return plain
+        message = "The encrypted content of a compaction item could not be verified."
+        raise RequestRefused(400, message, "invalid_encrypted_content")
+
+    def _read_tenant(self, scope: Scope, secret: bytes) -> str:
+        headers = scope["headers"]
+        return self._identities.of(headers, first_values(headers), secret).tenant
