@@ -70,8 +70,8 @@ def _summary_problems(config: Config, summary: SummarySection) -> Iterator[tuple
 
 
 def _server_problems(server: ServerSection) -> Iterator[tuple[Place, str]]:
-    for name, listed in (("client_keys", server.client_keys), ("previous_secrets", server.previous_secrets)):
-        if any(not each.get_secret_value() for each in listed):
+    for name in ("client_keys", "previous_secrets"):
+        if any(not each.get_secret_value() for each in getattr(server, name)):
             yield ("server", name), "a key is empty"
     if server.unix_socket is not None and not Path(server.unix_socket).is_absolute():
         yield ("server", "unix_socket"), "the path must be absolute"

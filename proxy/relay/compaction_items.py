@@ -2,19 +2,34 @@
 
 import base64
 import binascii
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
 
 from starlette.types import Scope
 
 from proxy.compaction.beside import beside
+from proxy.compaction.stand_ins import LEDGER_OPENING
 from proxy.config.model import Config
+from proxy.core.ledger_text import read_rendered
+from proxy.core.message import Message
+from proxy.core.policy import STRATEGIES
+from proxy.dialects.json_slices import elements
 from proxy.dialects.reader import LITTLE_BYTES
 from proxy.dialects.responses.compaction_item import TOKEN_PREFIX, expand_items, has_token
+from proxy.dialects.responses.items import read_kind
+from proxy.dialects.responses.message import compose, message
 from proxy.errors import RequestRefused
 from proxy.relay.headers import first_values
 from proxy.relay.identity import Identities
+
+# How the stand-ins of all strategies begin, up to the number of the round.
+_OPENINGS = tuple(
+    {opening for each in STRATEGIES.values() if (opening := each.frame.opening.partition("{round}")[0])}
+)
+# Bullets, and ids of messages that nobody has kept: quoted once more with each round, they would pile up.
+_MARKS = re.compile(r"^(?:- )+| [\[(]m_[0-9a-f]+[\])]", re.MULTILINE)
 
 
 class ItemCipher(Protocol):
@@ -56,17 +71,24 @@ class CompactionItems:
         sealed = self._cipher().encrypt_item(secret, self._read_tenant(scope, secret), items)
         return TOKEN_PREFIX + base64.urlsafe_b64encode(sealed).decode()
 
-    async def expand(self, raw: bytes, scope: Scope) -> bytes:
+    async def expand(self, raw: bytes, scope: Scope, *, restored: bool = False) -> bytes:
         """Returns a body with what its compaction items of ours stand for; without one, the same bytes.
 
-        What comes back is never longer than what came.
+        What comes back is never longer than what came, unless it is restored.
+
+        Args:
+            raw: The body.
+            scope: The request's head (ASGI).
+            restored: Whether the body is to be compacted again: then the words of the user that a ledger
+                quotes are messages of the user, and all else that the proxy wrote is the assistant's. So no
+                summary and no tool result is taken for what the user said.
 
         Raises:
             RequestRefused: 400 `invalid_encrypted_content`; an item of ours is altered, or another tenant's.
         """
         if not has_token(raw):
             return raw
-        work = partial(expand_items, raw, partial(self._open, scope))
+        work = partial(expand_items, raw, partial(self._open_restored if restored else self._open, scope))
         return work() if len(raw) <= LITTLE_BYTES else await beside(work)
 
     def _open(self, scope: Scope, token: str) -> bytes:
@@ -81,6 +103,25 @@ class CompactionItems:
         message = "The encrypted content of a compaction item could not be verified."
         raise RequestRefused(400, message, "invalid_encrypted_content")
 
+    def _open_restored(self, scope: Scope, token: str) -> bytes:
+        items = elements(memoryview(self._open(scope, token)))
+        return b"[%b]" % b",".join(piece for each in items for piece in _restore_item(each))
+
     def _read_tenant(self, scope: Scope, secret: bytes) -> str:
         headers = scope["headers"]
         return self._identities.of(headers, first_values(headers), secret).tenant
+
+
+def _restore_item(item: bytes) -> Iterator[bytes]:
+    """An item of a token as it is compacted again."""
+    kind, role = read_kind(item)
+    text = message(item).text if kind in {"", "message"} and role == "user" else ""
+    if text.startswith(LEDGER_OPENING):
+        said, observed = read_rendered(text)
+        yield from (compose(Message("user", each)) for each in said)
+        if observed:
+            yield compose(Message("assistant", observed))
+    elif text.startswith(_OPENINGS):
+        yield compose(Message("assistant", _MARKS.sub("", text)))
+    else:
+        yield item

@@ -30,6 +30,7 @@ from proxy.dialects.responses.compaction_item import (
     has_trigger,
     read_items,
     read_trigger,
+    strip_privilege,
 )
 from proxy.dialects.responses.items import COMPACTED, TRIGGER
 from proxy.dialects.responses.wire import RESPONSES
@@ -103,9 +104,19 @@ class TriggerResponder:
         self._clock = clock
 
     async def read_request(self, raw: bytes, who: Who, scope: Scope) -> TriggerRequest | None:
-        """Returns the request if its body ends in a trigger and the proxy may answer it, else None."""
+        """Returns the request if its body ends in a trigger and the proxy may answer it, else None.
+
+        Args:
+            raw: The body as the client sent it, with its compaction items.
+            who: Whose it is.
+            scope: Its head (ASGI).
+
+        Raises:
+            RequestRefused: 400, a compaction item of ours does not open.
+        """
         if self._mode == "relay" or not has_trigger(raw):
             return None
+        raw = await self.items.expand(raw, scope, restored=True)
         work = partial(_read, raw)
         found = work() if len(raw) <= LITTLE_BYTES else await beside(work)
         return None if found is None else TriggerRequest(*found, who, scope)
@@ -162,7 +173,9 @@ class TriggerResponder:
         return request.who.tenant, self._origin, request.body.model
 
     def _build_body(self, request: TriggerRequest, came: Shortened) -> bytes:
-        token = self.items.seal(b"[%b]" % b",".join(read_items(came.fit.raw)), request.scope)
+        sent = frozenset(read_items(request.body.raw))
+        items = [each if each in sent else strip_privilege(each) for each in read_items(came.fit.raw)]
+        token = self.items.seal(b"[%b]" % b",".join(items), request.scope)
         item = build_item(f"cmp_{token_hex(_ID_BYTES)}", token)
         name, now = f"resp_{token_hex(_ID_BYTES)}", int(self._clock())
         response = build_response(name, request.body.model, now, item, tell_usage(came))

@@ -114,10 +114,12 @@ class Endpoint:
                 REQUEST.set(name)
                 declared = length_of(first.get(b"content-length"))
                 raw = await read_body(scope, receive, self._config.server.max_body_bytes, hold, declared)
+                trigger = None
                 if self._triggers is not None:
+                    trigger = await self._triggers.read_request(raw, who, scope)
                     raw = await self._triggers.items.expand(raw, scope)
                 who, side = await self._whose.placed(who, raw, first)
-                passage = Passage(who, raw, scope, wishes, len(raw), name, hold, side)
+                passage = Passage(who, raw, scope, wishes, len(raw), name, hold, side, trigger=trigger)
                 del raw  # so that it can be let go of
                 if self._tracer is not None:
                     passage.trace = self._tracer.began(scope["headers"], name)
@@ -144,7 +146,7 @@ class Endpoint:
 
     async def _relay(self, passage: Passage, send: Send) -> Tap | None:
         """Fit, forward, stream back; the tap that watched, or None if nothing is to be learned."""
-        trigger = await self._read_trigger(passage)
+        trigger = passage.trigger
         if trigger is not None and await self._answer_known(trigger, send):
             return None
         await self._fit(passage)
@@ -169,11 +171,6 @@ class Endpoint:
         tap = self._dialect.tap(answer.field(b"content-type"), answer.field(b"content-encoding"))
         whole = await relay_back(answer, send, extra=passage.headers(), tap=tap.feed)
         return tap if whole else None
-
-    async def _read_trigger(self, passage: Passage) -> TriggerRequest | None:
-        if self._triggers is None:
-            return None
-        return await self._triggers.read_request(passage.raw, passage.who, passage.scope)
 
     async def _answer_known(self, trigger: TriggerRequest, send: Send) -> bool:
         """Answer a trigger if the upstream is known not to. Returns whether it was answered."""

@@ -15,6 +15,7 @@ from proxy.dialects.dialect import Usage
 from proxy.noting import Notes
 from proxy.ports import HttpRequest
 from proxy.relay.aftermath import Answered
+from proxy.relay.compaction_trigger import TriggerRequest
 from proxy.relay.control import UNREAD, Control, report_headers
 from proxy.relay.headers import Headers
 from proxy.relay.identity import Who
@@ -62,6 +63,7 @@ class Passage:
         trace: Follows it; None: nobody does.
         recovered: Whether the upstream had refused it as too long, and took a shorter one.
         offer: How the model may search what was removed; None: it may not.
+        trigger: The same request without the compaction trigger that it ends in; None: it ends in none.
         course: How its answer goes on; None: nothing is to be looked for in it.
     """
 
@@ -85,6 +87,7 @@ class Passage:
     trace: Trace | None = None
     recovered: bool = False
     offer: Offer | None = None
+    trigger: TriggerRequest | None = None
     course: Course | None = None
 
     @property

@@ -136,7 +136,7 @@ class ResponsesCompact:
         try:
             declared = length_of(first_values(scope["headers"]).get(b"content-length"))
             raw = await read_body(scope, receive, self._config.server.max_body_bytes, hold, declared)
-            raw = await self._items.expand(raw, scope)
+            raw = await self._items.expand(raw, scope, restored=True)
             async with while_connected(scope, receive):
                 if self._config.upstream.responses_compact == "answer":
                     await _answered(send, await self._compacted(raw, scope))

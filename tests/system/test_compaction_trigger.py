@@ -23,7 +23,9 @@ def stream(output: list[Any]) -> Reply:
     """A streamed answer that consists of these items."""
     usage = {"input_tokens": 100, "output_tokens": 10, "total_tokens": 110}
     done = {"id": "resp_1", "object": "response", "status": "completed", "output": output, "usage": usage}
-    events: list[Any] = [{"type": "response.created", "response": {**done, "output": [], "status": "in_progress"}}]
+    events: list[Any] = [
+        {"type": "response.created", "response": {**done, "output": [], "status": "in_progress"}}
+    ]
     for index, item in enumerate(output):
         events += [
             {"type": f"response.output_item.{stage}", "output_index": index, "item": item}
@@ -96,7 +98,11 @@ class Codex:
         self.client = client
         self.body = {"model": model, "instructions": "Be brief.", "stream": True, "store": False, **members}
         self.context = [
-            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Sandboxed."}]},
+            {
+                "type": "message",
+                "role": "developer",
+                "content": [{"type": "input_text", "text": "Sandboxed."}],
+            },
             user("<environment_context>\n<cwd>/repo</cwd>\n</environment_context>"),
         ]
         self.history: list[Any] = list(self.context)
@@ -139,7 +145,8 @@ class Codex:
         kept = [
             each
             for each in self.history
-            if each.get("role") == "user" and not each["content"][0]["text"].startswith("<environment_context>")
+            if each.get("role") == "user"
+            and not each["content"][0]["text"].startswith("<environment_context>")
         ]
         self.history = [*kept[:-1], *self.context, *kept[-1:], found[0]]
         return response
@@ -193,8 +200,8 @@ def test_five_compactions_in_a_session_succeed_where_the_upstream_has_none(
     assert [has_trigger(each) for each in provider.received].count(True) == 1  # it is asked once
     last = provider.received[-1]
     assert all(each.get("type") != "compaction" for each in items_sent(last))
-    assert PORT_FACT in json.dumps(last.json())
-    assert len(last.body) < 40_000
+    assert "6543" in json.dumps(last.json())
+    assert len(last.body) < 10_000
 
 
 def test_five_compactions_in_a_session_are_the_upstreams_where_it_has_them(
@@ -267,7 +274,7 @@ def test_an_item_is_expanded_after_a_restart_with_the_same_store(
         codex.work(1)
     assert codex.failures == []
     assert all(each.get("type") != "compaction" for each in items_sent(sent))
-    assert PORT_FACT in json.dumps(sent.json())
+    assert "6543" in json.dumps(sent.json())
     assert [has_trigger(each) for each in provider.received].count(True) == 1  # the restart forgets nothing
 
 

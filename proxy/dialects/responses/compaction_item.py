@@ -14,7 +14,7 @@ from proxy.core.message import Message
 from proxy.dialects.body import small
 from proxy.dialects.json_slices import Slice, elements, members
 from proxy.dialects.responses.items import COMPACTED, TRIGGER, read_kind
-from proxy.dialects.responses.message import message
+from proxy.dialects.responses.message import compose, message
 from proxy.errors import Unreadable
 
 # Every token of ours begins so, and no provider's does.
@@ -155,6 +155,15 @@ def _cut_items(raw: bytes) -> tuple[dict[str, Slice], Slice | None, tuple[bytes,
 
 def _with_items(raw: bytes, place: Slice, items: tuple[bytes, ...] | list[bytes]) -> bytes:
     return b"".join((raw[: place.start], b"[", b",".join(items), b"]", raw[place.stop :]))
+
+
+def strip_privilege(item: bytes) -> bytes:
+    """Returns an item of the proxy's own as it is sealed: a stand-in with the role `system` becomes the user's.
+
+    Instructions come from the client alone.
+    """
+    record = _read_message(item)
+    return compose(Message("user", record.text)) if record is not None and record.privileged else item
 
 
 def build_item(item_id: str, token: str) -> dict[str, Any]:
