@@ -70,9 +70,7 @@ def _summary_problems(config: Config, summary: SummarySection) -> Iterator[tuple
 
 
 def _server_problems(server: ServerSection) -> Iterator[tuple[Place, str]]:
-    for name in ("client_keys", "previous_secrets"):
-        if any(not each.get_secret_value() for each in getattr(server, name)):
-            yield ("server", name), "a key is empty"
+    yield from _empty_key_problems(server)
     if server.unix_socket is not None and not Path(server.unix_socket).is_absolute():
         yield ("server", "unix_socket"), "the path must be absolute"
     if server.unix_socket is not None and server.tls_certificate is not None:
@@ -88,6 +86,12 @@ def _server_problems(server: ServerSection) -> Iterator[tuple[Place, str]]:
             yield ("server", name), "certificate and key are needed together"
         elif file is not None and not strategy_checks.readable(file):
             yield ("server", name), strategy_checks.UNREADABLE
+
+
+def _empty_key_problems(server: ServerSection) -> Iterator[tuple[Place, str]]:
+    for name in ("client_keys", "previous_secrets"):
+        if any(not each.get_secret_value() for each in getattr(server, name)):
+            yield ("server", name), "a key is empty"
 
 
 def _upstream_problems(config: Config) -> Iterator[tuple[Place, str]]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -125,6 +125,29 @@ class Provider:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+@contextmanager
+def run_server(command: Sequence[str | Path], url: str) -> Iterator[None]:
+    """Run another server until the end of the block; it has started once `url` answers with 200."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 5 * START_LIMIT_S  # the first start may install something
+        while not _is_ready(url):
+            assert process.poll() is None, f"{command[0]} has ended"
+            assert time.monotonic() < deadline, f"{command[0]} did not start"
+            time.sleep(0.1)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=REQUEST_LIMIT_S).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 @dataclass

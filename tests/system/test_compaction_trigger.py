@@ -1,7 +1,6 @@
 """Codex's compaction: an input that ends in a trigger gets one compaction item, whatever the upstream can."""
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,14 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.system.black_box import Answer, Provider, Received, Reply, run_proxy
+from tests.system.black_box import Answer, Provider, Received, Reply, find_free_port, run_proxy, run_server
 
 PATH = "/v1/responses"
 KEY = {"authorization": "Bearer sk-one"}
 TRIGGER = {"type": "compaction_trigger"}
 NATIVE = "gAAAAA-of-the-provider"
 PORT_FACT = "The staging database listens on port 6543."
-DOCUMENTED = os.environ.get("COMPACTION_PROXY_TEST_LLAMA_CPP", "")
 
 
 def stream(output: list[Any]) -> Reply:
@@ -92,11 +90,18 @@ class Codex:
     Attributes:
         history: The items that the next request sends.
         failures: What Codex would have shown as an error.
+        calls: Calls of tools so far.
     """
 
     def __init__(self, client: httpx.Client, model: str = "m", **members: Any) -> None:
         self.client = client
-        self.body = {"model": model, "instructions": "Be brief.", "stream": True, "store": False, **members}
+        self.body: dict[str, Any] = {
+            "model": model,
+            "instructions": "Be brief.",
+            "stream": True,
+            "store": False,
+            **members,
+        }
         self.context = [
             {
                 "type": "message",
@@ -107,6 +112,7 @@ class Codex:
         ]
         self.history: list[Any] = list(self.context)
         self.failures: list[str] = []
+        self.calls = 0
 
     def ask(self, items: list[Any]) -> tuple[list[Any], dict[str, Any]]:
         """The items of `response.output_item.done`, and the response that completed; empty after an error."""
@@ -115,17 +121,18 @@ class Codex:
             self.failures.append(f"{reply.status_code}: {reply.text[:200]}")
             return [], {}
         events = list(read_events(reply))
-        items = [each["item"] for each in events if each["type"] == "response.output_item.done"]
+        made = [each["item"] for each in events if each["type"] == "response.output_item.done"]
         completed = [each["response"] for each in events if each["type"] == "response.completed"]
         if not completed:
             self.failures.append("stream closed before response.completed")
-        return items, completed[0] if completed else {}
+        return made, completed[0] if completed else {}
 
     def turn(self, text: str, result: str = "") -> None:
         """A turn of the user, with a tool's result where there is one."""
         self.history.append(user(text))
         if result:
-            call = f"call_{len(self.history)}_{abs(hash(text))}"
+            self.calls += 1
+            call = f"call_{self.calls}"
             self.history += [
                 {"type": "function_call", "call_id": call, "name": "shell", "arguments": "{}"},
                 {"type": "function_call_output", "call_id": call, "output": result},
@@ -161,6 +168,15 @@ class Codex:
                 self.turn(f"Step {number}.{turn}: look at the next module.", output)
             made.append(self.compact())
         return made
+
+
+class Forgetful(Codex):
+    """Keeps nothing but the compaction item, as the provider's documentation allows."""
+
+    def compact(self) -> dict[str, Any]:
+        response = super().compact()
+        self.history = self.history[-1:]
+        return response
 
 
 @pytest.fixture
@@ -218,6 +234,29 @@ def test_five_compactions_in_a_session_are_the_upstreams_where_it_has_them(
     assert [has_trigger(each) for each in provider.received].count(True) == 5
     assert before[-1]["encrypted_content"] == NATIVE
     assert provider.received[-1].body == body
+
+
+def test_what_users_said_stays_theirs_over_five_compactions_of_a_client_that_keeps_nothing_else(
+    run: Callable[[Answer], Provider], tmp_path: Path
+) -> None:
+    provider = run(answer_plainly)
+    rule = "Never push to the branch main."
+    with run_proxy(tmp_path, provider.url) as proxy, proxy.client() as client:
+        codex = Forgetful(client)
+        codex.turn("Tidy the module of the parser.", "done")
+        codex.turn(rule, "noted")
+        codex.work(5)
+        codex.turn("And now?")
+    assert codex.failures == []
+    items = items_sent(provider.received[-1])
+    texts = [each["content"] for each in items if isinstance(each.get("content"), str)]
+    [carried] = [each for each in texts if rule in each]
+    quoted, _, observed = carried.partition("Observed in tool output")
+    assert rule in quoted
+    assert "6543" in observed
+    assert "6543" not in quoted
+    assert "Tidy the module of the parser." in json.dumps(items)
+    assert [each["role"] for each in items if "Sandboxed." in json.dumps(each)] == ["developer"]
 
 
 def compact_once(codex: Codex) -> dict[str, Any]:
@@ -278,26 +317,50 @@ def test_an_item_is_expanded_after_a_restart_with_the_same_store(
     assert [has_trigger(each) for each in provider.received].count(True) == 1  # the restart forgets nothing
 
 
+def test_an_item_that_an_earlier_secret_sealed_is_expanded(
+    run: Callable[[Answer], Provider], tmp_path: Path
+) -> None:
+    provider = run(answer_plainly)
+    with run_proxy(tmp_path, provider.url, {"server": {"secret": "one"}}) as proxy, proxy.client() as client:
+        codex = Codex(client)
+        compact_once(codex)
+    statuses = []
+    for server in ({"secret": "two", "previous_secrets": ["zero", "one"]}, {"secret": "two"}):
+        with run_proxy(tmp_path, provider.url, {"server": server}) as proxy, proxy.client() as client:
+            body = {**codex.body, "input": [*codex.history, user("And now?")]}
+            statuses.append(client.post(PATH, json=body, headers=KEY).status_code)
+    assert statuses == [200, 400]
+
+
 def test_items_of_the_upstreams_own_pass_untouched(run: Callable[[Answer], Provider], tmp_path: Path) -> None:
     provider = run(answer_plainly)
-    foreign = {"type": "compaction", "id": "cmp_1", "encrypted_content": NATIVE}
+    foreign = b'{ "encrypted_content":"%b",  "id": "cmp_1","type" :"compaction"}' % NATIVE.encode()
     with run_proxy(tmp_path, provider.url) as proxy, proxy.client() as client:
         codex = Codex(client)
-        item = compact_once(codex)
-        alone = json.dumps({**codex.body, "input": [foreign, user("Go on.")]}, indent=1).encode()
-        client.post(PATH, content=alone, headers={**KEY, "content-type": "application/json"})
-        both = json.dumps({**codex.body, "input": [foreign, item, user("Go on.")]}, indent=1).encode()
-        client.post(PATH, content=both, headers={**KEY, "content-type": "application/json"})
+        ours = json.dumps(compact_once(codex)).encode()
+        head, tail = json.dumps({**codex.body, "input": ["HERE"]}).encode().split(b'"HERE"')
+        last = json.dumps(user("Go on.")).encode()
+        headers = {**KEY, "content-type": "application/json"}
+        alone = head + foreign + b" , " + last + tail
+        client.post(PATH, content=alone, headers=headers)
+        client.post(PATH, content=head + b",".join((foreign, ours, last)) + tail, headers=headers)
     sent_alone, sent_both = provider.received[-2:]
     assert sent_alone.body == alone
-    assert items_sent(sent_both)[0] == foreign
-    assert both.index(json.dumps(foreign, indent=1).encode()[:20]) >= 0
+    assert sent_both.body.startswith(head + foreign)
+    assert sent_both.body.endswith(last + tail)
     assert [each.get("type") for each in items_sent(sent_both)].count("compaction") == 1
 
 
-@pytest.mark.skipif(not DOCUMENTED, reason="COMPACTION_PROXY_TEST_LLAMA_CPP names no llama.cpp server")
-def test_five_compactions_in_a_session_succeed_before_llama_cpp(tmp_path: Path) -> None:
-    with run_proxy(tmp_path, DOCUMENTED) as proxy, proxy.client() as client:
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_five_compactions_in_a_session_succeed_before_llama_cpp(shared: Path, tmp_path: Path) -> None:
+    port = find_free_port()
+    command: list[str | Path] = [shared / "tools" / "real_upstream" / "start.sh", str(port), "8192", "2"]
+    with (
+        run_server(command, f"http://127.0.0.1:{port}/health"),
+        run_proxy(tmp_path, f"http://127.0.0.1:{port}/v1") as proxy,
+        proxy.client() as client,
+    ):
         codex = Codex(client, model="tiny-random", max_output_tokens=16)
         codex.work(5, turns=2, lines=12)
         codex.turn("And now?")

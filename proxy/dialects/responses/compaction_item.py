@@ -158,9 +158,9 @@ def _with_items(raw: bytes, place: Slice, items: tuple[bytes, ...] | list[bytes]
 
 
 def strip_privilege(item: bytes) -> bytes:
-    """Returns an item of the proxy's own as it is sealed: a stand-in with the role `system` becomes the user's.
+    """Returns an item of the proxy's own as it is sealed.
 
-    Instructions come from the client alone.
+    Instructions come from the client alone, so a stand-in with the role `system` becomes the user's.
     """
     record = _read_message(item)
     return compose(Message("user", record.text)) if record is not None and record.privileged else item
