@@ -54,7 +54,7 @@ class UpstreamSection(BaseModel):
     lower_max_tokens: Literal["auto"] | bool = "auto"
     """`auto`: `max_tokens` is lowered where the upstream refuses its sum with the prompt; `false`: never."""
     responses_compact: Literal["auto", "relay", "answer"] = "auto"
-    """Who answers `…/responses/compact`: `relay` the upstream, `answer` we, `auto` we where it does not."""
+    """Who compacts if a client asks: `relay` the upstream, `answer` the proxy, `auto` the one that can."""
     wires: WiresSection = WiresSection()
     """Providers of single wires."""
 

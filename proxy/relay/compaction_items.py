@@ -47,8 +47,8 @@ class ItemCipher(Protocol):
 class CompactionItems:
     """Seals and opens compaction items.
 
-    An item is bound to the client's credential (`session.tenant`), not to the upstream, so that a conversation
-    goes on where `upstream.base_url` changes.
+    An item is bound to the client's credential (`session.tenant`), not to the upstream. So a conversation goes
+    on where `upstream.base_url` changes.
 
     Args:
         config: The configuration.

@@ -22,6 +22,7 @@ from proxy.core.ledger import (
     rendered,
     rules,
 )
+from proxy.core.ledger_text import read_rendered
 from proxy.core.message import Call, Message
 
 KIT_REASON = "compaction-conformance-kit is not installed"
@@ -324,3 +325,16 @@ def test_what_was_planted_survives_five_growing_rounds(build: str, characters: i
     assert {key: share for key, share in shares.items() if share < 0.95} == {}
     assert {key: share for key, share in shares.items() if "fact" not in key[0] and share < 1} == {}
     assert sum(stale) / len(stale) <= 0.05
+
+
+def test_what_was_rendered_is_read_again_and_observations_stay_apart() -> None:
+    entries = (Entry(Kind.RULE, "Never push.", "m_0a", 0), Entry(Kind.REQUEST, "Tidy it.", "m_0b", 1))
+    held = Ledger(entries, (Remark("Good morning.", "m_0c", 2),), (Observed("port", "6543", 3),))
+    said, observed = read_rendered(f"[Opening]\n{rendered(held, 9_000)}\n[3 messages left out]")
+    assert said == ["Never push.", "Tidy it.", "Good morning."]
+    assert observed == "port: 6543"
+
+
+def test_a_label_that_became_a_heading_stands_before_its_words_again() -> None:
+    assert read_rendered("BUDGET:\n- 400 dollars") == (["BUDGET: 400 dollars"], "")
+    assert read_rendered("") == ([], "")

@@ -1,5 +1,6 @@
 """Codex's compaction: an input that ends in a trigger gets one compaction item, whatever the upstream can."""
 
+import gzip
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -349,6 +350,66 @@ def test_items_of_the_upstreams_own_pass_untouched(run: Callable[[Answer], Provi
     assert sent_both.body.startswith(head + foreign)
     assert sent_both.body.endswith(last + tail)
     assert [each.get("type") for each in items_sent(sent_both)].count("compaction") == 1
+
+
+@pytest.mark.parametrize("status", [401, 404, 429, 500, 503])
+def test_another_failure_of_the_upstream_is_relayed_and_teaches_nothing(
+    status: int, run: Callable[[Answer], Provider], tmp_path: Path
+) -> None:
+    said_body = b'{"error": {"message": "not now", "code": "other"}}'
+    provider = run(lambda _: Reply(status, said_body))
+    with run_proxy(tmp_path, provider.url) as proxy, proxy.client() as client:
+        body = {"model": "m", "stream": True, "input": [user("Hello"), TRIGGER]}
+        replies = [client.post(PATH, json=body, headers=KEY) for _ in range(2)]
+    assert [(each.status_code, each.content) for each in replies] == [(status, said_body)] * 2
+    assert [each.json() for each in provider.received] == [body] * 2
+
+
+def test_a_trigger_that_the_upstream_refuses_for_length_is_answered(
+    run: Callable[[Answer], Provider], tmp_path: Path
+) -> None:
+    message = (
+        "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens."
+    )
+    error = {"message": message, "type": "invalid_request_error", "code": "context_length_exceeded"}
+    provider = run(lambda _: Reply(400, json.dumps({"error": error}).encode()))
+    with run_proxy(tmp_path, provider.url) as proxy, proxy.client() as client:
+        codex = Codex(client)
+        codex.history += [user("word " * 9_000), said("Done."), user("Hello")]
+        codex.compact()
+        codex.compact()
+    assert codex.failures == []
+    assert [has_trigger(each) for each in provider.received].count(
+        True
+    ) == 2  # length says nothing of triggers
+
+
+def test_a_trigger_without_a_stream_gets_one_json_object(
+    run: Callable[[Answer], Provider], tmp_path: Path
+) -> None:
+    plain = {"id": "resp_1", "object": "response", "status": "completed", "output": [said("Done.")]}
+    packed = gzip.compress(json.dumps(plain).encode())
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    provider = run(lambda _: Reply(200, packed, headers))
+    with run_proxy(tmp_path, provider.url) as proxy, proxy.client() as client:
+        body = {"model": "m", "input": [user("Hello"), TRIGGER]}
+        made = [client.post(PATH, json=body, headers=KEY).json() for _ in range(2)]
+    assert [[each["type"] for each in answer["output"]] for answer in made] == [["compaction"]] * 2
+    assert len([each for each in provider.received if has_trigger(each)]) == 1
+
+
+def test_who_answers_a_trigger_is_configured(run: Callable[[Answer], Provider], tmp_path: Path) -> None:
+    provider = run(answer_plainly)
+    body = {"model": "m", "stream": True, "input": [user("Hello"), TRIGGER]}
+    kinds = {}
+    for mode in ("relay", "answer"):
+        provider.received.clear()
+        upstream = {"upstream": {"responses_compact": mode}}
+        with run_proxy(tmp_path, provider.url, upstream) as proxy, proxy.client() as client:
+            reply = client.post(PATH, json=body, headers=KEY)
+        made = [each["item"]["type"] for each in read_events(reply) if each["type"].endswith("item.done")]
+        kinds[mode] = made, sum(map(has_trigger, provider.received))
+    assert kinds == {"relay": (["message"], 1), "answer": (["compaction"], 0)}
 
 
 @pytest.mark.slow
