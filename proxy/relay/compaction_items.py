@@ -47,8 +47,8 @@ class ItemCipher(Protocol):
 class CompactionItems:
     """Seals and opens compaction items.
 
-    An item is bound to the client's credential (`session.tenant`), not to the upstream. So a conversation goes
-    on where `upstream.base_url` changes.
+    An item is bound to the client's credential (`session.tenant`) and not to the upstream. So a
+    conversation goes on where `upstream.base_url` changes.
 
     Args:
         config: The configuration.
@@ -88,7 +88,8 @@ class CompactionItems:
         """
         if not has_token(raw):
             return raw
-        work = partial(expand_items, raw, partial(self._open_restored if restored else self._open, scope))
+        opened = partial(self._open_restored if restored else self._open, scope)
+        work = partial(expand_items, raw, opened, with_latest=restored)
         return work() if len(raw) <= LITTLE_BYTES else await beside(work)
 
     def _open(self, scope: Scope, token: str) -> bytes:

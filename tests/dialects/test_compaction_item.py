@@ -62,6 +62,13 @@ def test_what_the_client_kept_of_a_token_is_not_put_back_twice() -> None:
     assert expanded(OURS, ASKED_IN_PARTS, held=held) == [*held, ASKED_IN_PARTS]
 
 
+def test_a_body_that_is_compacted_again_ends_in_the_latest_message_of_the_user() -> None:
+    first = {"role": "user", "content": "the task"}
+    held = json.dumps([first, RECORD, ASKED]).encode()
+    raw = expand_items(body(first, ASKED_IN_PARTS, OURS), lambda _: held, with_latest=True)
+    assert json.loads(raw)["input"] == [first, ASKED_IN_PARTS, RECORD, ASKED]
+
+
 def test_instructions_of_the_request_replace_those_of_a_token() -> None:
     new = {**RULES, "content": "newer rules"}
     assert expanded(OURS, new, held=[RULES, RECORD]) == [RECORD, new]

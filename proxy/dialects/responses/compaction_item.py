@@ -7,7 +7,7 @@ a token: the items of the compacted input, sealed. This module finds tokens and 
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from proxy.core.message import Message
@@ -71,7 +71,7 @@ def read_items(raw: bytes) -> tuple[bytes, ...]:
     )
 
 
-def expand_items(raw: bytes, open_token: Callable[[str], bytes]) -> bytes:
+def expand_items(raw: bytes, open_token: Callable[[str], bytes], *, with_latest: bool = False) -> bytes:
     """Returns a body with the items that its tokens of ours stand for; every other byte is the client's.
 
     Clients keep some messages of the user: what a token holds of those that stand before it is left out.
@@ -81,14 +81,16 @@ def expand_items(raw: bytes, open_token: Callable[[str], bytes]) -> bytes:
     Args:
         raw: The body.
         open_token: Returns the JSON array of a token. What it raises ends the work.
+        with_latest: Whether a token's latest message of the user is put back in any case, so that it is the
+            body's latest, too.
     """
     try:
-        return _expand(raw, open_token)
+        return _expand(raw, open_token, with_latest=with_latest)
     except Unreadable:
         return raw
 
 
-def _expand(raw: bytes, open_token: Callable[[str], bytes]) -> bytes:
+def _expand(raw: bytes, open_token: Callable[[str], bytes], *, with_latest: bool) -> bytes:
     _, place, items = _cut_items(raw)
     tokens = [_read_token(each) for each in items]
     if place is None or not any(tokens):
@@ -102,13 +104,18 @@ def _expand(raw: bytes, open_token: Callable[[str], bytes]) -> bytes:
             kept.append(item)
         elif token not in opened:
             opened.add(token)
-            kept += _select_items(elements(memoryview(open_token(token))), kept, instructed=instructed)
+            sealed = elements(memoryview(open_token(token)))
+            known = set(_user_digests(kept)) - set(_user_digests(sealed)[-1:] if with_latest else ())
+            kept += _select_items(sealed, known, instructed=instructed)
     return _with_items(raw, place, kept) if kept else raw
 
 
-def _select_items(sealed: tuple[bytes, ...], before: list[bytes], *, instructed: bool) -> Iterator[bytes]:
-    """The items of a token that the request does not hold in another way."""
-    known = {record.digest for record in map(_read_message, before) if record and record.role == "user"}
+def _user_digests(items: Iterable[bytes]) -> list[bytes]:
+    return [record.digest for record in map(_read_message, items) if record and record.role == "user"]
+
+
+def _select_items(sealed: tuple[bytes, ...], known: set[bytes], *, instructed: bool) -> Iterator[bytes]:
+    """The items of a token that the request does not hold in another way; `known` are digests of messages."""
     for item in sealed:
         record = _read_message(item)
         if record is not None and (record.digest in known or (record.privileged and instructed)):
