@@ -106,11 +106,8 @@ def _endpoint(
     admission: Admission,
     triggers: TriggerResponder,
 ) -> Endpoint:
-    """What answers the compacted paths of a wire.
-
-    Chat completions alone are offered a search, Responses alone have compaction items.
-    """
-    searching = wire is CHAT and any(row.settings.recall.tool != "none" for row in config.by_glob)
+    """What answers the compacted paths of a wire; Responses alone have compaction items."""
+    searching = any(row.settings.recall.tool != "none" for row in config.by_glob)
     compactor = parts.compactor(config)
     aftermath = Aftermath(
         upstream,

@@ -20,8 +20,6 @@ from proxy.core.policy import Policy
 from proxy.core.recall_offer import offered
 from proxy.core.recalled import TOOL_NAME
 from proxy.core.repair import repair
-from proxy.dialects.chat.tools import offering
-from proxy.dialects.chat.wire import CHAT
 from proxy.errors import Unreadable
 
 
@@ -126,12 +124,11 @@ def _searchable(ask: Ask) -> bool:
 
     What is written of it stands for good; a later request may yet bring no tools, or ask for several answers.
     """
-    if ask.settings.recall.tool == "none":
-        return False
-    if ask.body.dialect is not CHAT:  # the tool is answered in this wire's streams only
+    tool = ask.body.dialect.search_tool
+    if ask.settings.recall.tool == "none" or tool is None:
         return False
     try:
-        found = offering(ask.body.raw, TOOL_NAME)
+        found = tool.find_place(ask.body.raw, TOOL_NAME)
     except Unreadable:
         return False
     has_tools = found.has_tools

@@ -4,12 +4,13 @@ The engine knows nothing of formats. A request's body carries its dialect along,
 or to write asks that.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from proxy.core.message import Message
+from proxy.dialects.json_slices import Slice
 from proxy.errors import Shown
 from proxy.ports import Conversation, SummaryAnswer, SummaryCall
 
@@ -115,6 +116,119 @@ class Asking:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+class Offering(NamedTuple):
+    """A request body as it stands to tools.
+
+    Attributes:
+        raw: The body.
+        places: Where its members stand.
+        has_tools: Whether it brings tools.
+        possible: Whether a tool of ours can be put among them, and its calls be answered.
+    """
+
+    raw: bytes
+    places: Mapping[str, Slice]
+    has_tools: bool
+    possible: bool
+
+
+class SearchCall(Protocol):
+    """A call of the search tool."""
+
+    @property
+    def arguments(self) -> str:
+        """The arguments as the model wrote them."""
+        ...
+
+
+class StreamJoiner(Protocol):
+    """Makes one stream for the client of one or several of the upstream, and hides calls of the search tool.
+
+    Attributes:
+        done: Whether the upstream has said that the present answer is at its end.
+    """
+
+    done: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes of the present answer that `go_on` reads again."""
+        ...
+
+    @property
+    def calls(self) -> Sequence[SearchCall]:
+        """Calls to answer before the answer goes on; none where it does not go on."""
+        ...
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Returns what the client gets when these bytes come."""
+        ...
+
+    def ended(self) -> bytes:
+        """Returns what the client gets when the upstream's answer is at its end, not cut."""
+        ...
+
+    def go_on(self, *, hidden: bool) -> dict[str, Any]:
+        """Expects the next answer, and returns what the present one said, for `SearchTool.build_turn`.
+
+        Args:
+            hidden: Whether calls in the next answer may be answered, too. Else they are left out.
+        """
+        ...
+
+    def write_error(self, body: bytes) -> bytes:
+        """Returns the event that tells the client of an error, given the body of one in this wire's shape."""
+        ...
+
+
+class AnswerJoiner(Protocol):
+    """Makes one answer of one or several of the upstream that are no streams; hides calls likewise."""
+
+    @property
+    def calls(self) -> Sequence[SearchCall]:
+        """Calls to answer, once `take` has returned None."""
+        ...
+
+    def take(self, body: bytes, *, hidden: bool) -> bytes | None:
+        """Returns what the client gets if this is the last answer; None if calls are to be answered first.
+
+        A first answer without calls is returned as the same object. Empty: a later one is no JSON.
+
+        Args:
+            body: The upstream's answer.
+            hidden: Whether calls in it may be answered. Else they are left out.
+        """
+        ...
+
+    def go_on(self) -> dict[str, Any]:
+        """Returns what the answer said that `take` returned None for, for `SearchTool.build_turn`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SearchTool:
+    """How models of this wire are offered the search of removed messages, and how its calls are answered.
+
+    Attributes:
+        json: The tool's definition.
+        find_place: How a body stands to a tool of this name; raises `Unreadable` where it is no request.
+        forbid_calls: A body without tool choice of its own, or with null for one, that forbids every call.
+        continue_request: A body with more elements behind its own; raises `Unreadable` where it has none.
+        build_turn: The elements behind which the upstream goes on: what `go_on` returned, and a result for
+            each call in it, in their order.
+        open_stream: Joins streams, given the tool's name.
+        open_answer: Joins answers that are no streams, given the tool's name.
+    """
+
+    json: bytes
+    find_place: Callable[[bytes, str], Offering]
+    forbid_calls: Callable[[bytes], bytes]
+    continue_request: Callable[[bytes, Sequence[Mapping[str, Any]]], bytes]
+    build_turn: Callable[[dict[str, Any], Iterable[str]], list[dict[str, Any]]]
+    open_stream: Callable[[str], StreamJoiner]
+    open_answer: Callable[[str], AnswerJoiner]
+
+
 def _never(_: tuple[bytes, ...]) -> bool:
     return False
 
@@ -151,6 +265,7 @@ class Dialect:
         key_field: The header field that shows our key to its providers; empty: as the client shows its own.
         unsettles: Whether elements change what pieces the ones before them are.
         suited: What goes on in place of the list in a client's body, as its provider takes it.
+        search_tool: How models search what was removed; None: they are not offered that.
         mended: A body without what the provider has refused in it, given the error's body; None: there is
             nothing that could be left out.
     """
@@ -178,3 +293,4 @@ class Dialect:
     unsettles: Callable[[tuple[bytes, ...]], bool] = _never
     suited: Callable[[bytes, Sequence[Message]], Suited] = _as_it_is
     mended: Callable[[bytes, bytes], bytes | None] = _not
+    search_tool: SearchTool | None = None

@@ -8,6 +8,7 @@ them, or some that it refuses although JSON allows it (lone surrogates), it does
 import codecs
 import json
 import re
+from collections.abc import Mapping
 from typing import NamedTuple, NoReturn, TypeVar
 
 import msgspec
@@ -90,6 +91,14 @@ def members(raw: bytes) -> dict[str, Slice]:
     if len(found) < len(decoded) or (found and raw[stop:].strip(b" \t\n\r") != b"}"):
         raise Unreadable("duplicate-keys")
     return found
+
+
+def read_member(raw: bytes, places: Mapping[str, Slice], name: str) -> bytes:
+    """Returns the value of a member; empty where it is absent, null or an empty array."""
+    place = places.get(name)
+    value = raw[place.start : place.stop] if place else b""
+    empty = value == b"null" or (value.startswith(b"[") and skip(value, 1) == len(value) - 1)
+    return b"" if empty else value
 
 
 def skip(raw: bytes, at: int) -> int:

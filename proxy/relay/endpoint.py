@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from secrets import token_bytes
 
@@ -298,6 +299,8 @@ class Endpoint:
             passage.offer = None
         elif refused.response.status == httpx.codes.BAD_REQUEST and raw:
             raw = self._dialect.mended(raw, await refused.peek(PEEK_BYTES))
+            if raw and passage.offer is not None and passage.ask and passage.fit and self._memory:
+                passage.offer = await offer(self._memory, passage.ask, replace(passage.fit, raw=raw))
         else:
             return None
         try:

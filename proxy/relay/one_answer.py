@@ -17,12 +17,10 @@ import structlog
 from starlette.types import Send
 
 from proxy.core.recalled import TOOL_NAME
-from proxy.dialects.chat.hidden_answer import HiddenAnswer
-from proxy.dialects.chat.hidden_stream import HiddenStream
 from proxy.dialects.chat.tools import dumped
-from proxy.dialects.chat.usage import usage_tap
+from proxy.dialects.dialect import AnswerJoiner, StreamJoiner
 from proxy.dialects.inflate import IDENTITY, Inflater
-from proxy.errors import Overloaded, UpstreamError, openai_error
+from proxy.errors import Overloaded, UpstreamError
 from proxy.guard import contained
 from proxy.logs import TAP_FAILED
 from proxy.ports.http import HttpResponse
@@ -67,7 +65,7 @@ async def relay_one(course: Course, answer: Answer, send: Send, extra: Extra) ->
 
 async def _relay_as_it_is(course: Course, answer: Answer, send: Send, extra: Extra) -> bool:
     course.code = answer.response.status
-    course.tap = usage_tap(answer.field(b"content-type"), answer.field(b"content-encoding"))
+    course.tap = course.dialect.tap(answer.field(b"content-type"), answer.field(b"content-encoding"))
     return await relay_back(answer, send, extra=extra, tap=course.tap.feed)
 
 
@@ -86,7 +84,7 @@ def _head(first: HttpResponse, extra: Extra) -> Headers:
 
 
 async def _relay_stream(course: Course, answer: Answer, send: Send, extra: Extra) -> bool:
-    stream, client = HiddenStream(TOOL_NAME), _Client(course, send)
+    stream, client = course.tool.open_stream(TOOL_NAME), _Client(course, send)
     headers = _head(answer.response, extra)
     try:
         await send({"type": "http.response.start", "status": answer.response.status, "headers": headers})
@@ -97,13 +95,13 @@ async def _relay_stream(course: Course, answer: Answer, send: Send, extra: Extra
             message = await beside(stream.size, going_on)
             answer = await course.next(message, calls)
             if answer.response.status != httpx.codes.OK or not _is_stream(answer):
-                await client.tell(await _failure(answer))
+                await client.tell(stream.write_error(await _failure(answer, course)))
                 return False
             await _pass(stream, answer, client)
     except httpx.TransportError:
         return False
     except (Overloaded, UpstreamError) as error:
-        await client.tell(_event(openai_error(error)))
+        await client.tell(stream.write_error(course.dialect.error(error)))
         return False
     finally:
         await answer.aclose()
@@ -139,7 +137,7 @@ class _Client:
                 self.course.first.feed(data)
 
 
-async def _pass(stream: HiddenStream, answer: Answer, client: _Client) -> None:
+async def _pass(stream: StreamJoiner, answer: Answer, client: _Client) -> None:
     """Pass one answer of the upstream on, but for what is hidden.
 
     Raises:
@@ -178,24 +176,20 @@ def _inflated(chunk: bytes, packed: Inflater | None) -> Iterator[bytes]:
             raise httpx.RemoteProtocolError("the answer cannot be inflated")
 
 
-async def _failure(answer: Answer) -> bytes:
-    """The event that tells a client why a stream does not go on; in the upstream's words, if it has any."""
+async def _failure(answer: Answer, course: Course) -> bytes:
+    """The error that tells a client why a stream does not go on; in the upstream's words, if it has any."""
     body = await _body(answer, PEEK_BYTES)
     try:
         told = json.loads(body or b"")
     except (ValueError, RecursionError):
         told = None
     if isinstance(told, dict) and told.get("error"):
-        return _event(dumped(told))
-    return _event(openai_error(UpstreamError(*_BROKEN)))
-
-
-def _event(data: bytes) -> bytes:
-    return b"data: %b\n\n" % data
+        return dumped(told)
+    return course.dialect.error(UpstreamError(*_BROKEN))
 
 
 async def _relay_whole(course: Course, answer: Answer, send: Send, extra: Extra) -> bool:
-    hidden, first = HiddenAnswer(TOOL_NAME), answer.response
+    hidden, first = course.tool.open_answer(TOOL_NAME), answer.response
     try:
         told = await _told(hidden, answer, course)
         while told is None:
@@ -208,7 +202,7 @@ async def _relay_whole(course: Course, answer: Answer, send: Send, extra: Extra)
             return await _relay_as_it_is(course, answer, send, extra)
     except (Overloaded, UpstreamError) as error:
         course.code = error.status
-        await send_error(send, error, extra)
+        await send_error(send, error, extra, course.dialect.error)
         return False
     finally:
         await answer.aclose()
@@ -219,7 +213,7 @@ async def _relay_whole(course: Course, answer: Answer, send: Send, extra: Extra)
     return True
 
 
-async def _told(hidden: HiddenAnswer, answer: Answer, course: Course) -> bytes | None:
+async def _told(hidden: AnswerJoiner, answer: Answer, course: Course) -> bytes | None:
     """What the client gets; None: the answer goes on; empty: the upstream's own bytes.
 
     Raises:

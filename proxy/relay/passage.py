@@ -19,7 +19,7 @@ from proxy.relay.compaction_trigger import TriggerRequest
 from proxy.relay.control import UNREAD, Control, report_headers
 from proxy.relay.headers import Headers
 from proxy.relay.identity import Who
-from proxy.relay.recalling import TOOL_TOKENS, Course, Offer
+from proxy.relay.recalling import Course, Offer
 from proxy.relay.side_calls import Side
 from proxy.tracing import Trace
 
@@ -163,7 +163,7 @@ class Passage:
         whose = self.who.tenant, self._noted, model, self.request
         fit = self.fit
         if self.offer is not None and fit is not None and fit.estimate:
-            fit = replace(fit, estimate=fit.estimate + TOOL_TOKENS)
+            fit = replace(fit, estimate=fit.estimate + self.offer.tool_tokens)
         if self.course is not None and self.course.hops:  # the others had more to read than was sized
             usage = self.course.first.result()
         side = self.side is not None

@@ -15,11 +15,9 @@ import structlog
 from proxy.compaction.fitting import Ask, Fit, Status
 from proxy.core.digest import message_id
 from proxy.core.recall_offer import offered
-from proxy.core.recalled import TOOL_JSON, TOOL_NAME
-from proxy.dialects.chat.hidden_calls import Call
-from proxy.dialects.chat.said import answered
-from proxy.dialects.chat.tools import gone_on, is_begun, offering, with_tool, without_choice
-from proxy.dialects.chat.usage import usage_tap
+from proxy.core.recalled import TOOL_NAME
+from proxy.dialects.chat.tools import is_begun, with_tool
+from proxy.dialects.dialect import Dialect, SearchCall, SearchTool
 from proxy.dialects.overflow import detect
 from proxy.dialects.reader import LITTLE_BYTES
 from proxy.errors import Unreadable
@@ -29,8 +27,6 @@ from proxy.memory import Asker, Memory
 from proxy.ports.http import HttpRequest
 from proxy.relay.exchange import PEEK_BYTES, Answer
 
-# What the tool takes of the prompt, about, in tokens.
-TOOL_TOKENS: Final = len(TOOL_JSON) // 4
 # Searches for one answer that take longer together are given up, in seconds: nothing reaches the client then.
 SEARCH_S: Final = 5.0
 # Calls of one answer that are run; a model that makes more is told so.
@@ -68,6 +64,8 @@ class Offer(NamedTuple):
         hops: How often its answer may go on.
         memory: What the tool searches.
         asker: Who searches.
+        dialect: Its wire.
+        tool: The tool on this wire.
     """
 
     raw: bytes
@@ -76,6 +74,13 @@ class Offer(NamedTuple):
     hops: int
     memory: Memory
     asker: Asker
+    dialect: Dialect
+    tool: SearchTool
+
+    @property
+    def tool_tokens(self) -> int:
+        """What the tool takes of the prompt, about, in tokens."""
+        return len(self.tool.json) // 4
 
 
 def asked_with(made: Offer, request: HttpRequest) -> HttpRequest:
@@ -98,12 +103,14 @@ async def offer(memory: Memory, ask: Ask, fit: Fit) -> Offer | None:
         ask: The request as it was read.
         fit: What is to be forwarded.
     """
-    settings, report = ask.settings, fit.report
+    settings, report, tool = ask.settings, fit.report, ask.body.dialect.search_tool
+    if tool is None:
+        return None
     if settings.recall.tool == "none" or report.conversation is None or report.status in _AS_IT_CAME:
         return None
     last = (ask.body.late or ask.body.messages)[-1]
     try:
-        found = await beside(len(fit.raw), lambda: offering(fit.raw, TOOL_NAME))
+        found = await beside(len(fit.raw), lambda: tool.find_place(fit.raw, TOOL_NAME))
         begun = is_begun(last)
     except Unreadable:
         return None
@@ -112,8 +119,8 @@ async def offer(memory: Memory, ask: Ask, fit: Fit) -> Offer | None:
         return None
     known = frozenset(map(message_id, fit.footing.prefixes)) if fit.footing else frozenset[str]()
     asker = Asker(ask.tenant, report.conversation, known)
-    raw, hops = with_tool(found, TOOL_JSON), settings.recall.max_hops
-    return Offer(raw, fit.raw, found.has_tools, hops, memory, asker)
+    raw, hops = with_tool(found, tool.json), settings.recall.max_hops
+    return Offer(raw, fit.raw, found.has_tools, hops, memory, asker, ask.body.dialect, tool)
 
 
 async def minds(answer: Answer) -> bool:
@@ -137,6 +144,8 @@ class Course:
         kind: Content type of its first answer.
 
     Attributes:
+        dialect: The wire.
+        tool: The tool on this wire.
         hops: How often it went on.
         code: The status that the client got.
         tap: Watches what the client gets.
@@ -147,20 +156,22 @@ class Course:
         self._offer = made
         self._ask = ask
         self._said: list[dict[str, Any]] = []
+        self.dialect = made.dialect
+        self.tool = made.tool
         self.hops = 0
         self.code = httpx.codes.OK.value
-        self.tap = usage_tap(kind)
-        self.first = usage_tap(kind)
+        self.tap = made.dialect.tap(kind, "")
+        self.first = made.dialect.tap(kind, "")
 
     def may_go_on(self, after: int = 0) -> bool:
         """Whether it may go on once more, after so many hops from now."""
         return self.hops + after < self._offer.hops
 
-    async def next(self, message: dict[str, Any], calls: Sequence[Call]) -> Answer:
+    async def next(self, message: dict[str, Any], calls: Sequence[SearchCall]) -> Answer:
         """Run these calls, and have the upstream go on from what they give; its next answer.
 
         Args:
-            message: The assistant message that made them.
+            message: What the answer said that made them (`go_on` of a joiner).
             calls: Calls of the tool.
 
         Raises:
@@ -168,10 +179,10 @@ class Course:
             UpstreamError: Likewise.
         """
         self.hops += 1
-        turn = answered(message, await self._results(calls))
+        turn = self.tool.build_turn(message, await self._results(calls))
         answer = await self._asked(turn)
         if await _is_too_long(answer):
-            turn = answered(message, [NO_ROOM] * len(calls))
+            turn = self.tool.build_turn(message, [NO_ROOM] * len(calls))
             answer = await self._asked(turn)
         self._said += turn
         return answer
@@ -179,11 +190,11 @@ class Course:
     async def _asked(self, turn: list[dict[str, Any]]) -> Answer:
         made, said = self._offer, [*self._said, *turn]
         # Where there are no tools at all, a server may refuse the calls that stand in the conversation.
-        last = made.bare if made.has_tools else without_choice(made.raw)
+        last = made.bare if made.has_tools else self.tool.forbid_calls(made.raw)
         raw = made.raw if self.may_go_on() else last
-        return await self._ask(await asyncio.to_thread(gone_on, raw, said))
+        return await self._ask(await asyncio.to_thread(self.tool.continue_request, raw, said))
 
-    async def _results(self, calls: Sequence[Call]) -> list[str]:
+    async def _results(self, calls: Sequence[SearchCall]) -> list[str]:
         until = asyncio.get_running_loop().time() + SEARCH_S
         run = [await self._result(call.arguments, until) for call in calls[:MAX_CALLS]]
         return [*run, *[TOO_MANY for _ in calls[MAX_CALLS:]]]

@@ -1,6 +1,5 @@
 """What a model is shown of removed messages: data between fences, bounded, every line within reach."""
 
-import json
 import re
 
 import pytest
@@ -13,8 +12,7 @@ from proxy.core.recalled import (
     LINES_WANTED,
     MOST_TOKENS,
     NOTHING,
-    TOOL_JSON,
-    TOOL_NAME,
+    TOOL_PARAMETERS,
     Remembered,
     hits_text,
     lines_of,
@@ -53,10 +51,8 @@ def shown(text: str) -> list[str]:
     return text[begin.end() + 1 : end.start() - 1].split("\n")
 
 
-def test_the_tool_is_one_function_of_the_chat_api() -> None:
-    told = json.loads(TOOL_JSON)
-    assert (told["type"], told["function"]["name"]) == ("function", TOOL_NAME)
-    assert sorted(told["function"]["parameters"]["properties"]) == ["id", "lines", "query"]
+def test_the_tool_takes_a_query_or_an_id_with_lines() -> None:
+    assert sorted(TOOL_PARAMETERS["properties"]) == ["id", "lines", "query"]
 
 
 def test_hits_say_where_they_are_from() -> None:

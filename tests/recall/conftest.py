@@ -19,10 +19,14 @@ from anyio.from_thread import start_blocking_portal
 from proxy.adapters.character_counter import CharacterCounter
 from proxy.app import create_app
 from proxy.config.model import Config
-from proxy.core.recalled import TOOL_JSON, TOOL_NAME
+from proxy.core.recalled import TOOL_NAME
 from proxy.demo import wire
 from proxy.demo.client import Client, DepartedError, Receive, Scope, Send
+from proxy.demo.format import Format
+from proxy.demo.messages_wire import MESSAGES
 from proxy.demo.prompt import Meter
+from proxy.dialects.chat.tools import TOOL_JSON
+from proxy.dialects.messages.search_tool import TOOL_JSON as MESSAGES_TOOL_JSON
 from proxy.serving import served
 
 EVENTS = ("content-type", "text/event-stream; charset=utf-8")
@@ -72,11 +76,46 @@ class Asked:
 
     @property
     def tools(self) -> list[str]:
-        return [tool["function"]["name"] for tool in self.body.get("tools", ())]
+        return [tool.get("function", tool)["name"] for tool in self.body.get("tools", ())]
 
     @property
     def messages(self) -> Any:
-        return self.body["messages"]
+        return listed(self.body)
+
+
+def listed(body: Any) -> Any:
+    """The conversation of a request body, on any wire."""
+    return body["messages"] if "messages" in body else body["input"]
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What tests of one wire send.
+
+    Attributes:
+        path: Where conversations are posted.
+        request: Members of every request beside the model, tools of the client among them.
+        format: Writes the provider's answers; None: chat completions.
+    """
+
+    path: str
+    request: dict[str, Any]
+    format: Format | None = None
+
+
+CHAT_WIRE = Wire("/v1/chat/completions", {"messages": HELLO, "tools": TOOLS})
+WIRES = {
+    "chat": CHAT_WIRE,
+    "messages": Wire(
+        "/v1/messages",
+        {
+            "messages": HELLO,
+            "max_tokens": 500,
+            "tools": [{"name": "open", "input_schema": {"type": "object"}}],
+        },
+        MESSAGES,
+    ),
+}
 
 
 # An answer, or what makes one of the request's body.
@@ -100,19 +139,23 @@ class Provider:
         client = Client(receive, send)
         raw = await client.body()
         fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        key = fields.get("authorization", "").removeprefix("Bearer ")
+        key = fields.get("x-api-key") or fields.get("authorization", "").removeprefix("Bearer ")
+        wire = next(each for each in WIRES.values() if scope["path"].endswith(each.path))
         seen = Asked(raw, fields)
         before = self.asked.setdefault(key, [])
         before.append(seen)
         script = self.scripts[key]
         try:
-            await self._answer(script[min(len(before), len(script)) - 1], seen, len(before), client, send)
+            answer = script[min(len(before), len(script)) - 1]
+            await self._answer(answer, seen, len(before), client, send, wire)
         except DepartedError:
             seen.departed = True
 
-    async def _answer(self, answer: Scripted, seen: Asked, number: int, client: Client, send: Send) -> None:
+    async def _answer(
+        self, answer: Scripted, seen: Asked, number: int, client: Client, send: Send, wire: Wire
+    ) -> None:
         reply = answer(seen.body) if callable(answer) else answer
-        told = reply if isinstance(reply, Raw) else self.written(reply, seen.body, number)
+        told = reply if isinstance(reply, Raw) else self.written(reply, seen.body, number, wire)
         fields = [(name.encode(), value.encode()) for name, value in told.fields]
         fields.append((b"x-request-id", b"req_%d" % number))
         await send({"type": "http.response.start", "status": told.status, "headers": fields})
@@ -124,9 +167,16 @@ class Provider:
         if told.ending == "whole":
             await client.send(b"")
 
-    def written(self, reply: wire.Reply, body: Any, number: int) -> Raw:
+    def written(self, reply: wire.Reply, body: Any, number: int, told: Wire = CHAT_WIRE) -> Raw:
         """The reply as a body asks for it. Its prompt has 100 tokens for each message, its output 10."""
-        usage = wire.Usage(100 * len(body["messages"]), 10, 50)
+        usage = wire.Usage(100 * len(listed(body)), 10, 50)
+        if told.format is not None:
+            prompt = {"model": f"m-{number}"}
+            asked = wire.Asked(body, prompt, 0, streamed=bool(body.get("stream")))
+            answer = wire.Answer(asked, number, 1_700_000_000 + number, f"{number:02x}", reply, usage)
+            if not asked.streamed:
+                return Raw((told.format.whole(answer),), fields=(JSON,))
+            return Raw(tuple(told.format.events(answer)))
         envelope = wire.Envelope(f"chatcmpl-{number}", 1_700_000_000 + number, f"m-{number}")
         if not body.get("stream"):
             return Raw((wire.completion(envelope, reply, usage),), fields=(JSON,))
@@ -142,6 +192,7 @@ class Stack:
     url: str
     key: str = ""
     session: str | None = None
+    on: Wire = CHAT_WIRE
 
     def script(self, *answers: Scripted) -> None:
         self.provider.scripts[self.key] = list(answers)
@@ -158,12 +209,13 @@ class Stack:
 
     def written(self, reply: wire.Reply, number: int = 1, **body: Any) -> bytes:
         """The bytes in which the provider writes a reply."""
-        return b"".join(self.provider.written(reply, {"messages": HELLO, **body}, number).chunks)
+        asked = {**self.on.request, **body}
+        return b"".join(self.provider.written(reply, asked, number, self.on).chunks)
 
     async def post(self, **body: Any) -> httpx.Response:
         async with httpx.AsyncClient(trust_env=False, verify=False, timeout=20) as client:
-            given = {"model": "always", "messages": HELLO, "tools": TOOLS, **body}
-            return await client.post(f"{self.url}/v1/chat/completions", json=given, headers=self.fields)
+            given = {"model": "always", **self.on.request, **body}
+            return await client.post(f"{self.url}{self.on.path}", json=given, headers=self.fields)
 
 
 def config(base_url: str) -> Config:
@@ -239,6 +291,8 @@ class Script:
     tools = TOOLS
     hello = HELLO
     tool = json.loads(TOOL_JSON)
+    wires = WIRES
+    definitions = {"chat": tool, "messages": json.loads(MESSAGES_TOOL_JSON)}
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,8 @@ from proxy.body_budget import BodyBudget
 from proxy.compaction.fitting import Fit, Report, Status
 from proxy.demo import wire
 from proxy.dialects.chat.hidden_calls import Call
+from proxy.dialects.chat.tools import TOOL_JSON
+from proxy.dialects.chat.wire import CHAT
 from proxy.dialects.dialect import Usage
 from proxy.errors import Overloaded, UpstreamError
 from proxy.memory import Asker
@@ -70,6 +72,7 @@ class Memory:
 
 def offer(memory: Any = None) -> Offer:
     whole = {"raw": BODY, "bare": BODY, "has_tools": True, "hops": 4, "asker": Asker("t", "c_1")}
+    whole |= {"dialect": CHAT, "tool": CHAT.search_tool}
     return Offer(memory=memory or Memory(), **whole)  # type: ignore[arg-type]
 
 
@@ -238,4 +241,4 @@ def test_the_tool_is_part_of_what_was_sized() -> None:
     made.offer = offer()
     fit = made.answered(None).fit
     assert fit is not None
-    assert fit.estimate == 1_000 + recalling.TOOL_TOKENS
+    assert fit.estimate == 1_000 + len(TOOL_JSON) // 4

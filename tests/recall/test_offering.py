@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.dialects.chat import tools as chat_tools
 from proxy.dialects.chat.tools import gone_on, is_begun, offering, with_tool, without_choice
+from proxy.dialects.messages import search_tool as messages_tool
 from proxy.errors import Unreadable
 
 NAME = "memory_search"
@@ -18,6 +20,15 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
+
+
+def test_each_wire_defines_the_same_tool_in_its_own_shape() -> None:
+    chat, messages = (json.loads(each) for each in (chat_tools.TOOL_JSON, messages_tool.TOOL_JSON))
+    told = chat["function"]
+    assert (chat["type"], told["name"]) == ("function", NAME)
+    assert messages == {
+        "name": NAME, "description": told["description"], "input_schema": told["parameters"],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

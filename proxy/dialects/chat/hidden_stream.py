@@ -95,6 +95,10 @@ class HiddenStream:
         self._begin()
         return message
 
+    def write_error(self, body: bytes) -> bytes:
+        """Returns the event that tells the client of an error."""
+        return b"data: %b\n\n" % body
+
     def _event(self, event: bytes) -> bytes:
         if self._first and not self._going and DONE not in event and not _TELLING.search(event):
             self._kept.add(event)

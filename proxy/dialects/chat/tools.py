@@ -6,31 +6,29 @@ with stands at the beginning of the one that goes on, so that the provider's pro
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from proxy.dialects.json_slices import Slice, members, skip
+from proxy.core.recalled import TOOL_DESCRIPTION, TOOL_NAME, TOOL_PARAMETERS
+from proxy.dialects.dialect import Offering
+from proxy.dialects.json_slices import members, read_member
 from proxy.errors import Unreadable
 
+TOOL_JSON: Final[bytes] = json.dumps(
+    {
+        "type": "function",
+        "function": {
+            "name": TOOL_NAME,
+            "description": TOOL_DESCRIPTION,
+            "parameters": dict(TOOL_PARAMETERS),
+        },
+    },
+    separators=(",", ":"),
+    ensure_ascii=False,
+).encode()
 # With these a tool is not offered: the older form of tools, which cannot be mixed with the newer one, and
 # answers that are sounds and could not be joined.
 _OTHERWISE: Final = ("functions", "function_call", "audio")
 _CHOICE_NONE: Final = b'"none"'
-
-
-class Offering(NamedTuple):
-    """A request body as it stands to tools.
-
-    Attributes:
-        raw: The body.
-        places: Where its members stand.
-        has_tools: Whether it brings tools.
-        possible: Whether a tool of ours can be put among them, and its calls be answered.
-    """
-
-    raw: bytes
-    places: Mapping[str, Slice]
-    has_tools: bool
-    possible: bool
 
 
 def offering(raw: bytes, name: str) -> Offering:
@@ -48,12 +46,13 @@ def offering(raw: bytes, name: str) -> Offering:
         places = members(raw)
     except RecursionError:
         raise Unreadable("too-deep") from None
-    tools = _told(raw, places, "tools")
+    tools = read_member(raw, places, "tools")
     taken = b'"%b"' % name.encode() in tools
-    otherwise = any(_told(raw, places, each) for each in _OTHERWISE)
-    chosen = not tools and bool(_told(raw, places, "tool_choice"))
+    otherwise = any(read_member(raw, places, each) for each in _OTHERWISE)
+    chosen = not tools and bool(read_member(raw, places, "tool_choice"))
     listed = not tools or tools.startswith(b"[")
-    free = _told(raw, places, "n") in {b"", b"1"} and b'"json' not in _told(raw, places, "response_format")
+    free = read_member(raw, places, "n") in {b"", b"1"}
+    free = free and b'"json' not in read_member(raw, places, "response_format")
     return Offering(raw, places, bool(tools), listed and free and not (taken or otherwise or chosen))
 
 
@@ -69,14 +68,6 @@ def is_begun(last: bytes) -> bool:
         return False
     place = members(last).get("role")
     return place is not None and last[place.start : place.stop] == b'"assistant"'
-
-
-def _told(raw: bytes, places: Mapping[str, Slice], name: str) -> bytes:
-    """The value of a member; empty where it is absent, null or an empty array."""
-    place = places.get(name)
-    value = raw[place.start : place.stop] if place else b""
-    empty = value == b"null" or (value.startswith(b"[") and skip(value, 1) == len(value) - 1)
-    return b"" if empty else value
 
 
 def with_tool(found: Offering, tool: bytes) -> bytes:

@@ -6,10 +6,14 @@ from proxy.core.digest import VERSION
 from proxy.core.message import Message
 from proxy.dialects.body import are_objects
 from proxy.dialects.chat.completion import allowance_tokens, answer, own_members, request_body
+from proxy.dialects.chat.hidden_answer import HiddenAnswer
+from proxy.dialects.chat.hidden_stream import HiddenStream
 from proxy.dialects.chat.message import compose, message, shortened, with_parts
 from proxy.dialects.chat.parts import part_tokens, weighed
+from proxy.dialects.chat.said import answered
+from proxy.dialects.chat.tools import TOOL_JSON, gone_on, offering, without_choice
 from proxy.dialects.chat.usage import usage_tap
-from proxy.dialects.dialect import Asking, Dialect, Members
+from proxy.dialects.dialect import Asking, Dialect, Members, SearchTool
 from proxy.dialects.json_slices import elements
 from proxy.errors import Unreadable, openai_error
 
@@ -67,4 +71,7 @@ CHAT = Dialect(
     tap=usage_tap,
     opening=_opening,
     error=openai_error,
+    search_tool=SearchTool(
+        TOOL_JSON, offering, without_choice, gone_on, answered, HiddenStream, HiddenAnswer
+    ),
 )

@@ -7,15 +7,19 @@ from typing import Final
 
 from proxy.core.digest import VERSION
 from proxy.dialects.body import are_objects, read, small, spliced
-from proxy.dialects.dialect import Asking, Dialect, Members
+from proxy.dialects.chat.tools import gone_on
+from proxy.dialects.dialect import Asking, Dialect, Members, SearchTool
 from proxy.dialects.event_stream import Events, data_of
 from proxy.dialects.json_slices import elements
+from proxy.dialects.messages.block_answer import BlockAnswer
+from proxy.dialects.messages.block_stream import BlockStream
 from proxy.dialects.messages.blocks import kind_of
 from proxy.dialects.messages.completion import allowance_tokens, answer, own_members, request_body
 from proxy.dialects.messages.joining import joined
 from proxy.dialects.messages.message import compose, message, with_parts
 from proxy.dialects.messages.parts import part_tokens, weighed
 from proxy.dialects.messages.pieces import PROVIDER_COMPACTS, pieces
+from proxy.dialects.messages.search_tool import TOOL_JSON, build_turn, find_place, forbid_calls
 from proxy.dialects.messages.shorter import shortened
 from proxy.dialects.messages.thoughts import suited, without_thoughts
 from proxy.dialects.messages.usage import usage_tap
@@ -133,4 +137,7 @@ MESSAGES = Dialect(
     key_field=b"x-api-key",
     suited=suited,
     mended=_mended,
+    search_tool=SearchTool(
+        TOOL_JSON, find_place, forbid_calls, gone_on, build_turn, BlockStream, BlockAnswer
+    ),
 )
