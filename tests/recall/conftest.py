@@ -25,8 +25,9 @@ from proxy.demo.client import Client, DepartedError, Receive, Scope, Send
 from proxy.demo.format import Format
 from proxy.demo.messages_wire import MESSAGES
 from proxy.demo.prompt import Meter
+from proxy.demo.responses_wire import RESPONSES
 from proxy.dialects.chat.tools import TOOL_JSON
-from proxy.dialects.messages.search_tool import TOOL_JSON as MESSAGES_TOOL_JSON
+from proxy.dialects.wires import WIRES as DIALECTS
 from proxy.serving import served
 
 EVENTS = ("content-type", "text/event-stream; charset=utf-8")
@@ -114,6 +115,11 @@ WIRES = {
             "tools": [{"name": "open", "input_schema": {"type": "object"}}],
         },
         MESSAGES,
+    ),
+    "responses": Wire(
+        "/v1/responses",
+        {"input": HELLO, "store": False, "tools": [{"type": "function", "name": "open", "parameters": {}}]},
+        RESPONSES,
     ),
 }
 
@@ -282,6 +288,12 @@ async def aclient(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
 class Script:
     """What tests write scripts with, without an import between test files."""
 
+    @property
+    def definitions(self) -> dict[str, Any]:
+        """The tool as it is offered, by the name of the wire."""
+        tools = {name: wire.search_tool for name, wire in DIALECTS.items()}
+        return {name: json.loads(tool.json) for name, tool in tools.items() if tool}
+
     said = staticmethod(said)
     recall = staticmethod(recall)
     opened = staticmethod(opened)
@@ -292,7 +304,6 @@ class Script:
     hello = HELLO
     tool = json.loads(TOOL_JSON)
     wires = WIRES
-    definitions = {"chat": tool, "messages": json.loads(MESSAGES_TOOL_JSON)}
 
 
 @pytest.fixture(scope="session")

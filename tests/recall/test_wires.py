@@ -84,6 +84,34 @@ def join_blocks(stream: bytes) -> Any:
     return message | ended["delta"]
 
 
+def read_responses(answer: Any) -> Seen:
+    response = answer.json() if "json" in answer.headers["content-type"] else join_items(answer.content)
+    output = response["output"]
+    texts = [part["text"] for item in output if item["type"] == "message" for part in item["content"]]
+    calls = [item["call_id"] for item in output if item["type"] == "function_call"]
+    end = "calls" if calls else ENDS.get(response["status"], "cut")
+    return Seen("".join(texts), calls, end, response["usage"]["input_tokens"])
+
+
+def join_items(stream: bytes) -> Any:
+    """The response that a stream ends in; fails where its events do not add up to that."""
+    events = list_payloads(stream)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    kinds = [event["type"] for event in events]
+    assert (kinds.count("response.created"), kinds[0]) == (1, "response.created")
+    assert (kinds.count("response.completed"), kinds[-1]) == (1, "response.completed")
+    response = events[-1]["response"]
+    assert response["id"] == events[0]["response"]["id"]
+    for name in ("added", "done"):
+        told = [event for event in events if event["type"] == f"response.output_item.{name}"]
+        assert [event["output_index"] for event in told] == list(range(len(response["output"])))
+    assert [event["item"] for event in told] == response["output"]
+    deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
+    texts = [part["text"] for item in response["output"] for part in item.get("content", ())]
+    assert "".join(deltas) == "".join(texts)
+    return response
+
+
 class Reading(NamedTuple):
     """How a test reads one wire.
 
@@ -125,6 +153,26 @@ READINGS = {
             {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
             {"output_format": {"type": "json_schema", "schema": SCHEMA}},
             {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "So,"}]},
+        ),
+    ),
+    "responses": Reading(
+        read_responses,
+        lambda body: [each["output"] for each in body["input"] if each.get("type") == "function_call_output"],
+        (
+            {"tool_choice": "none"},
+            {"tool_choice": "required"},
+            {"tool_choice": {"type": "function", "name": "open"}},
+            {"tool_choice": "auto", "tools": []},
+            {"tools": [{"type": "function", "name": "memory_search", "parameters": SCHEMA}]},
+            {"text": {"format": {"type": "json_object"}}},
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}},
+            {"store": True},
+            {"store": None},
+            {"previous_response_id": "resp_1"},
+            {"conversation": "conv_1"},
+            {"background": True},
+            {"prompt": {"id": "pmpt_1"}},
+            {"input": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "So,"}]},
         ),
     ),
 }
@@ -314,7 +362,7 @@ async def test_the_beginning_of_an_answer_is_not_held_back(on_wire: Any, s: Any,
     """Events that come before the call are at the client while the upstream is silent."""
     body = {**on_wire.on.request, **more(wire, streamed=True)}
     events = on_wire.provider.written(s.said("One two three four five."), body, 1, on_wire.on).chunks
-    held = 2 if wire == "chat" else 5
+    held = {"chat": 2, "messages": 4, "responses": 5}[wire]
     on_wire.script(s.Raw(events[:held], ending="open"))
     got = b""
     async with httpx.AsyncClient(trust_env=False, timeout=60) as client:

@@ -163,10 +163,65 @@ def read_message(body: bytes, *, streamed: bool) -> tuple[str, str]:
 
 def find_message_result(body: Mapping[str, Any]) -> str:
     last = body["messages"][-1]["content"]
-    found = [block["content"] for block in last if block["type"] == "tool_result"] if last[0] != "W" else []
-    return "".join(found)
+    blocks = last if isinstance(last, list) else []
+    return "".join(block["content"] for block in blocks if block["type"] == "tool_result")
 
 
+def write_response(text: str, *, calling: bool, streamed: bool) -> bytes:
+    part = {"type": "output_text", "text": text, "annotations": []}
+    message = {
+        "type": "message",
+        "id": "msg_1",
+        "role": "assistant",
+        "status": "completed",
+        "content": [part],
+    }
+    call = {"type": "function_call", "id": "fc_1", "call_id": CALL_ID, "name": TOOL, "arguments": ARGUMENTS}
+    output: Events = [SEALED, message, *([call] if calling else [])]
+    usage = {"input_tokens": 1_000, "output_tokens": 5, "total_tokens": 1_005}
+    envelope = {"id": "resp_1", "object": "response", "created_at": 1, "model": "m"}
+    response = {**envelope, "status": "completed", "output": output, "usage": usage}
+    if not streamed:
+        return json.dumps(response).encode()
+    begun = {**envelope, "status": "in_progress", "output": [], "usage": None}
+    events: Events = [{"type": "response.created", "response": begun}]
+    for index, item in enumerate(output):
+        events += [{"type": "response.output_item.added", "output_index": index, "item": item}]
+        if item is message:
+            where = {"output_index": index, "item_id": item["id"], "content_index": 0}
+            events += [{"type": "response.output_text.delta", **where, "delta": text}]
+        events += [{"type": "response.output_item.done", "output_index": index, "item": item}]
+    events += [{"type": "response.completed", "response": response}]
+    return write_events([{**event, "sequence_number": number} for number, event in enumerate(events)])
+
+
+def read_response(body: bytes, *, streamed: bool) -> tuple[str, str]:
+    response = json.loads(body) if not streamed else {}
+    if streamed:
+        events = read_events(body)
+        kinds = [event["type"] for event in events]
+        assert (kinds.count("response.created"), kinds.count("response.completed")) == (1, 1)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        response = events[-1]["response"]
+        done = [event for event in events if event["type"] == "response.output_item.done"]
+        assert [event["output_index"] for event in done] == list(range(len(done)))
+        assert [event["item"] for event in done] == response["output"]
+    kinds = [item["type"] for item in response["output"]]
+    assert set(kinds) == {"reasoning", "message"}
+    parts = [part for item in response["output"] for part in item.get("content", ())]
+    return "".join(part["text"] for part in parts), response["status"]
+
+
+def find_response_result(body: Mapping[str, Any]) -> str:
+    """The result; fails unless the reasoning that the provider has sealed came back with it."""
+    last = body["input"][-1]
+    if last.get("type") != "function_call_output":
+        return ""
+    assert SEALED in body["input"]
+    return str(last["output"])
+
+
+SEALED = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "c2VhbGVk"}
 WIRES = {
     "chat": Wire(
         "/v1/chat/completions",
@@ -183,6 +238,14 @@ WIRES = {
         find_message_result,
         write_message,
         read_message,
+    ),
+    "responses": Wire(
+        "/v1/responses",
+        lambda talk: {"input": talk, "store": False},
+        lambda body: [tool["name"] for tool in body.get("tools", ())],
+        find_response_result,
+        write_response,
+        read_response,
     ),
 }
 

@@ -14,7 +14,8 @@ WORDS = frozenset(
     | {"reasoning_content", "encrypted_content", "redacted_thinking", "cache_control"}
     | {"previous_response_id", "context_management", "input_tokens"}
 )
-# What is known of chat: the older role of results, which takes part in digests; and how an answer to a summary call says that it is cut.
+# What is known of chat: the older role of results, which takes part in digests; and how an answer to a
+# summary call says that it is cut.
 KNOWN = {
     "answer": {"max_tokens"},
     "digest": {"function"},

@@ -5,12 +5,21 @@ from typing import Final
 import msgspec
 
 from proxy.dialects.chat.completion import allowance_tokens
-from proxy.dialects.dialect import Asking, Dialect, Members
+from proxy.dialects.chat.tools import without_choice
+from proxy.dialects.dialect import Asking, Dialect, Members, SearchTool
 from proxy.dialects.event_stream import Events, data_of
 from proxy.dialects.responses.completion import answer, own_members, request_body
+from proxy.dialects.responses.item_answer import ItemAnswer
+from proxy.dialects.responses.item_stream import ItemStream
 from proxy.dialects.responses.items import left, listed, pieces, unended, unsettles
 from proxy.dialects.responses.message import compose, joined, message
 from proxy.dialects.responses.parts import part_tokens, weighed
+from proxy.dialects.responses.search_tool import (
+    TOOL_JSON,
+    build_turn,
+    continue_request,
+    find_place,
+)
 from proxy.dialects.responses.shorter import shortened, with_parts
 from proxy.dialects.responses.usage import usage_tap
 from proxy.errors import openai_error
@@ -64,4 +73,7 @@ RESPONSES = Dialect(
     tap=usage_tap,
     opening=_opening,
     error=openai_error,
+    search_tool=SearchTool(
+        TOOL_JSON, find_place, without_choice, continue_request, build_turn, ItemStream, ItemAnswer
+    ),
 )
