@@ -1,6 +1,8 @@
 """The official SDKs see one valid answer, whatever the model searches for in the middle of it."""
 
 import json
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,10 @@ import openai
 import pytest
 
 from tests import openai_node
+from tests.clients.environments import python_environment
 
 RUNNER = Path(__file__).parent / "runner.mjs"
+ANTHROPIC_RUNNER = Path(__file__).parent / "anthropic_runner.py"
 PLAY_TIMEOUT_S = 50
 CALL = ["call_o1", "open", '{"path":"1.py"}']
 NEXT = ["call_o2", "open", '{"path":"2.py"}']
@@ -128,3 +132,75 @@ def test_javascript_gets_one_answer(play: dict[str, Any], way: str, case: str) -
         "id": "chatcmpl-1", "role": "assistant", "text": text, "calls": calls, "finish": finish,
         "tokens": tokens,
     }  # fmt: skip
+
+
+def count_asked(stack: Any) -> int:
+    """Tokens that the provider has counted of all requests of a key."""
+    return sum(100 * len(asked.messages) for asked in stack.asked)
+
+
+def read_response(response: Any) -> tuple[str, list[list[str]], str, int]:
+    assert (response.id, response.status) == (f"resp_{1:048d}", "completed")
+    items = [item for item in response.output if item.type == "function_call"]
+    calls = [[item.call_id, item.name, item.arguments] for item in items]
+    return response.output_text, calls, "tool_calls" if calls else "stop", response.usage.input_tokens
+
+
+@every_case
+def test_python_gets_one_response(stack: Any, s: Any, client: openai.OpenAI, case: str) -> None:
+    stack.script(*scripts(s)[case])
+    response = client.responses.create(model="always", **s.wires["responses"].request)
+    assert read_response(response) == (*EXPECTED[case][:3], count_asked(stack))
+
+
+@every_case
+def test_python_streams_one_response(stack: Any, s: Any, client: openai.OpenAI, case: str) -> None:
+    """By the helper, which puts the items together by their indices."""
+    stack.script(*scripts(s)[case])
+    with client.responses.stream(model="always", **s.wires["responses"].request) as stream:
+        kinds = [event.type for event in stream]
+        assert read_response(stream.get_final_response()) == (*EXPECTED[case][:3], count_asked(stack))
+    assert (kinds.count("response.created"), kinds.count("response.completed")) == (1, 1)
+    assert kinds.count("response.function_call_arguments.done") == len(EXPECTED[case][1])
+
+
+def test_python_is_told_where_a_response_cannot_go_on(stack: Any, s: Any, client: openai.OpenAI) -> None:
+    refused = json.dumps({"error": {"message": "Overloaded.", "code": "overloaded"}}).encode()
+    stack.script(s.said("So", s.recall()), s.Raw([refused], 503, [s.JSON]))
+    with pytest.raises(openai.APIError, match="Overloaded"):
+        list(client.responses.create(model="always", stream=True, **s.wires["responses"].request))
+
+
+@pytest.fixture(scope="module")
+def messages_play(servers: Any, s: Any, new_stack: Callable[[], Any]) -> dict[str, Any]:
+    """What came of every case with the anthropic package, and the tokens that the provider counted."""
+    stacks = {}
+    for way in ("create", "stream"):
+        for case, answers in scripts(s).items():
+            stacks[f"{way} {case}"] = made = new_stack()
+            made.script(*answers)
+    keys = {name: made.key for name, made in stacks.items()}
+    given = {"PATH": os.environ["PATH"], "ROOT_URL": servers.url, "KEYS": json.dumps(keys)}
+    command = [str(python_environment("anthropic")), str(ANTHROPIC_RUNNER)]
+    done = subprocess.run(
+        command, env=given, capture_output=True, text=True, timeout=PLAY_TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return {name: {**each, "counted": count_asked(stacks[name])} for name, each in found.items()}
+
+
+@every_case
+@pytest.mark.parametrize("way", ["create", "stream"])
+def test_the_anthropic_package_gets_one_message(messages_play: dict[str, Any], way: str, case: str) -> None:
+    text, calls, finish, _ = EXPECTED[case]
+    got = messages_play[f"{way} {case}"]
+    assert got == {
+        "id": f"msg_{1:024d}",
+        "role": "assistant",
+        "text": text,
+        "calls": [[call_id, name, json.loads(given)] for call_id, name, given in calls],
+        "finish": {"stop": "end_turn", "tool_calls": "tool_use"}[finish],
+        "tokens": got["counted"],
+        "counted": got["counted"],
+    }
