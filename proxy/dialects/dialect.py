@@ -205,6 +205,10 @@ class AnswerJoiner(Protocol):
         ...
 
 
+def _binds_nothing(_: Sequence[Mapping[str, Any]]) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchTool:
     """How models of this wire are offered the search of removed messages, and how its calls are answered.
@@ -218,6 +222,7 @@ class SearchTool:
             each call in it, in their order.
         open_stream: Joins streams, given the tool's name.
         open_answer: Joins answers that are no streams, given the tool's name.
+        binds_tools: Whether elements may stand only in a request with the tools that they came of.
     """
 
     json: bytes
@@ -227,6 +232,7 @@ class SearchTool:
     build_turn: Callable[[dict[str, Any], Iterable[str]], list[dict[str, Any]]]
     open_stream: Callable[[str], StreamJoiner]
     open_answer: Callable[[str], AnswerJoiner]
+    binds_tools: Callable[[Sequence[Mapping[str, Any]]], bool] = _binds_nothing
 
 
 def _never(_: tuple[bytes, ...]) -> bool:

@@ -191,6 +191,8 @@ class Course:
         made, said = self._offer, [*self._said, *turn]
         # Where there are no tools at all, a server may refuse the calls that stand in the conversation.
         last = made.bare if made.has_tools else self.tool.forbid_calls(made.raw)
+        if made.has_tools and self.tool.binds_tools(said):
+            last = made.raw  # a further call is left out of the answer
         raw = made.raw if self.may_go_on() else last
         return await self._ask(await asyncio.to_thread(self.tool.continue_request, raw, said))
 

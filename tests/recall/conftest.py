@@ -70,6 +70,7 @@ class Asked:
     raw: bytes
     fields: dict[str, str]
     departed: bool = False
+    wrong: str = ""  # what a provider of this wire would refuse
 
     @property
     def body(self) -> Any:
@@ -160,6 +161,8 @@ class Provider:
     async def _answer(
         self, answer: Scripted, seen: Asked, number: int, client: Client, send: Send, wire: Wire
     ) -> None:
+        wrong = wire.format.judge(seen.body) if wire.format else None
+        seen.wrong = wrong.message if wrong else ""
         reply = answer(seen.body) if callable(answer) else answer
         told = reply if isinstance(reply, Raw) else self.written(reply, seen.body, number, wire)
         fields = [(name.encode(), value.encode()) for name, value in told.fields]

@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
 from typing import Any, NamedTuple
 
 import httpx
@@ -11,6 +14,7 @@ import pytest
 
 from proxy.dialects import event_stream
 
+THOUGHT = "The budget is not here."
 STREAMED = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 
 
@@ -194,6 +198,11 @@ def on_wire(stack: Any, s: Any, wire: str) -> Any:
     return stack
 
 
+def check_accepted(stack: Any) -> None:
+    """Fails where a provider of the wire would refuse a request."""
+    assert [asked.wrong for asked in stack.asked] == [""] * len(stack.asked)
+
+
 def more(wire: str, *, streamed: bool) -> dict[str, Any]:
     wanted = {"stream_options": {"include_usage": True}} if wire == "chat" and streamed else {}
     return {"stream": streamed, **wanted}
@@ -247,10 +256,12 @@ async def test_a_search_is_answered_and_the_client_sees_one_answer(
 async def test_however_it_searches_the_client_sees_one_answer(
     on_wire: Any, s: Any, reading: Reading, wire: str, answers: Any, text: str, *, streamed: bool
 ) -> None:
-    on_wire.script(*[s.said(said, *[s.recall(at) for at in range(calls)]) for said, calls in answers])
+    ids = count()
+    on_wire.script(*[s.said(said, *[s.recall(next(ids)) for _ in range(calls)]) for said, calls in answers])
     got = await on_wire.post(**more(wire, streamed=streamed))
     assert reading.seen(got) == (text, [], "stop", asked_tokens(on_wire))
     assert len(reading.results(on_wire.asked[-1].body)) == sum(calls for _, calls in answers)
+    check_accepted(on_wire)
 
 
 @STREAMED
@@ -279,6 +290,7 @@ async def test_broken_arguments_are_answered_with_what_is_wanted(
     on_wire.script(s.said("", s.recall(1, '{"query":')), s.said("Never mind."))
     got = await on_wire.post(**more(wire, streamed=streamed))
     assert reading.seen(got)[:3] == ("Never mind.", [], "stop")
+    check_accepted(on_wire)
     assert ['{"query": "words to look for"}' in each for each in reading.results(on_wire.asked[1].body)] == [
         True
     ]
@@ -292,6 +304,39 @@ async def test_one_that_searches_for_ever_is_stopped(
     got = await on_wire.post(**more(wire, streamed=streamed))
     assert reading.seen(got) == ("aaaaa", [], "stop", asked_tokens(on_wire))
     assert [asked.tools for asked in on_wire.asked] == [["open", "memory_search"]] * 4 + [["open"]]
+
+
+@STREAMED
+@pytest.mark.parametrize("wire", ["messages", "responses"])
+async def test_what_was_thought_goes_back_as_it_came(
+    on_wire: Any, s: Any, reading: Reading, wire: str, *, streamed: bool
+) -> None:
+    """For ever, so that the last answer is asked for as well."""
+    on_wire.script(*[replace(s.said("a", s.recall(at)), thought=THOUGHT) for at in range(5)])
+    got = await on_wire.post(**SEALING.get(wire, {}), **more(wire, streamed=streamed))
+    assert reading.seen(got)[:3] == ("aaaaa", [], "stop")
+    check_accepted(on_wire)
+    thoughts = ("encrypted_content" if wire == "responses" else THOUGHT).encode()
+    assert on_wire.asked[-1].raw.count(thoughts) - (wire == "responses") == 4
+
+
+SEALING = {"responses": {"include": ["reasoning.encrypted_content"]}}
+
+
+@STREAMED
+async def test_reasoning_that_the_provider_does_not_keep_is_left_out(
+    stack: Any, s: Any, *, streamed: bool
+) -> None:
+    stack.on = s.wires["responses"]
+    reply = replace(s.said("", s.recall()), thought=THOUGHT)
+    told = stack.written(reply, stream=streamed)
+    bare = re.sub(rb'"encrypted_content":"[^"]*"', b'"encrypted_content":null', told)
+    stack.script(s.Raw([bare], fields=[s.EVENTS if streamed else s.JSON]), s.said("Five."))
+    got = await stack.post(stream=streamed)
+    assert read_responses(got).text == "Five."
+    _, *more_items = stack.asked[1].messages
+    assert [each["type"] for each in more_items] == ["function_call", "function_call_output"]
+    assert [each for each in more_items if "id" in each] == []
 
 
 async def test_without_other_tools_the_last_answer_is_asked_for_with_the_tool_forbidden(

@@ -4,7 +4,7 @@ Sources: Anthropic's documentation of tool use and of extended thinking with too
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from proxy.core.recalled import TOOL_DESCRIPTION, TOOL_NAME, TOOL_PARAMETERS
 from proxy.dialects.chat.hidden_calls import JsonObject, is_object
 from proxy.dialects.dialect import Offering
 from proxy.dialects.json_slices import DECODER, members, read_member
-from proxy.dialects.messages.blocks import CALL, RESULT, TEXT
+from proxy.dialects.messages.blocks import CALL, RESULT, TEXT, THINKING
 from proxy.dialects.usage import mapping, parsed
 from proxy.errors import Unreadable
 
@@ -107,6 +107,11 @@ def build_message(blocks: Iterable[JsonObject]) -> JsonObject:
         else:
             content.append(block)
     return {"role": "assistant", "content": content}
+
+
+def binds_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether thoughts stand in messages: newer models take them back only behind the same tools."""
+    return any(block.get("type") in THINKING for each in messages for block in each["content"])
 
 
 def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:

@@ -19,7 +19,13 @@ from proxy.dialects.messages.joining import joined
 from proxy.dialects.messages.message import compose, message, with_parts
 from proxy.dialects.messages.parts import part_tokens, weighed
 from proxy.dialects.messages.pieces import PROVIDER_COMPACTS, pieces
-from proxy.dialects.messages.search_tool import TOOL_JSON, build_turn, find_place, forbid_calls
+from proxy.dialects.messages.search_tool import (
+    TOOL_JSON,
+    binds_tools,
+    build_turn,
+    find_place,
+    forbid_calls,
+)
 from proxy.dialects.messages.shorter import shortened
 from proxy.dialects.messages.thoughts import suited, without_thoughts
 from proxy.dialects.messages.usage import usage_tap
@@ -138,6 +144,6 @@ MESSAGES = Dialect(
     suited=suited,
     mended=_mended,
     search_tool=SearchTool(
-        TOOL_JSON, find_place, forbid_calls, gone_on, build_turn, BlockStream, BlockAnswer
+        TOOL_JSON, find_place, forbid_calls, gone_on, build_turn, BlockStream, BlockAnswer, binds_tools
     ),
 )
