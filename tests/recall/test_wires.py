@@ -323,6 +323,19 @@ async def test_what_was_thought_goes_back_as_it_came(
 SEALING = {"responses": {"include": ["reasoning.encrypted_content"]}}
 
 
+async def test_where_thoughts_are_refused_the_tool_is_offered_without_them(stack: Any, s: Any) -> None:
+    stack.on = s.wires["messages"]
+    thought = {"type": "thinking", "thinking": "Hm", "signature": "s"}
+    said = {"role": "assistant", "content": [thought, {"type": "text", "text": "So."}]}
+    error = {"type": "invalid_request_error", "message": "`thinking` is bound to a different conversation"}
+    refusal = json.dumps({"type": "error", "error": error}).encode()
+    stack.script(s.Raw([refusal], 400, [s.JSON]), s.said("", s.recall()), s.said("Five."))
+    got = await stack.post(messages=[*s.hello, said, *s.hello])
+    assert read_messages(got).text == "Five."
+    assert [asked.tools for asked in stack.asked] == [["open", "memory_search"]] * 3
+    assert [b'"signature"' in asked.raw for asked in stack.asked] == [True, False, False]
+
+
 @STREAMED
 async def test_reasoning_that_the_provider_does_not_keep_is_left_out(
     stack: Any, s: Any, *, streamed: bool

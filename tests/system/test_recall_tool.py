@@ -287,3 +287,4 @@ def test_the_model_finds_what_was_removed_and_the_client_sees_one_answer(
     assert text == BEFORE + FOUND
     assert end not in {"tool_calls", "tool_use"}
     assert TOOL not in reply.text
+    assert f"call {TOOL} with words".encode() in model.received[0].body  # the record says how to search
