@@ -42,7 +42,10 @@ class Put:
 
 
 async def stand_ins(job: Job, texts: Sequence[str], reading: Reading) -> tuple[Put, ...]:
-    """What stands in for each span of the job's plan. A run whose summary is no shorter stays as it is."""
+    """What stands in for each span of the job's plan.
+
+    A run whose summary is no shorter, or empty, stays as it is.
+    """
     pieces = list(zip(job.plan.spans, job.plan.fills, strict=True))
     made = await beside(lambda: [tuple(_made(job, fill, texts)) for _, fill in pieces])
     new = [each for put in made for each in put if not each.tokens]
@@ -51,8 +54,8 @@ async def stand_ins(job: Job, texts: Sequence[str], reading: Reading) -> tuple[P
     puts = []
     for (span, fill), put in zip(pieces, made, strict=True):
         ready = tuple(counted.get(id(each), each) for each in put)
-        stays = job.policy.takes == "runs" and fill.kind == "text" and not _smaller(job, fill, ready)
-        if not stays:
+        is_run = job.policy.takes == "runs" and fill.kind == "text"
+        if not is_run or (texts[fill.at] and _smaller(job, fill, ready)):
             puts.append(Put(span, ready, edited=_is_edit(job, span, fill)))
     return tuple(puts)
 

@@ -2,6 +2,8 @@
 
 A brief is answered in the aligned form, where it is wanted and fits, else from a transcript. A transcript
 that the summary model cannot read at once is read in portions, and one more call makes one text of theirs.
+Runs whose texts cannot be told apart get a call each. An answer that was cut at its output limit is used up
+to its last whole line where it reaches the last section; else one more call asks for half the size.
 """
 
 import asyncio
@@ -10,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from proxy.compaction.asking import Asking, Price, Spent, unpriced
 from proxy.compaction.beside import beside
@@ -19,7 +22,8 @@ from proxy.compaction.sitting import Sitting, sitting
 from proxy.compaction.summary_breaker import Place
 from proxy.core.message import Message
 from proxy.core.policy import SummaryShape
-from proxy.core.summary import aligned_prompt, texts, validated
+from proxy.core.sections import has_last_section, repair_sections
+from proxy.core.summary import aligned_prompt, is_unfinished, texts, validated
 from proxy.core.verifying import verified
 from proxy.errors import SummaryFailed
 from proxy.ports import Conversation, SummaryAnswer, SummaryCall, SummaryModel
@@ -36,9 +40,23 @@ TOO_LONG = 32
 MAX_PORTIONS = 12
 PORTIONS_AT_ONCE = 2
 LEAST_PORTION_TOKENS = 150
+# The least that is asked of a call for one run.
+LEAST_RUN_TOKENS = 60
 NARROWINGS = 6
 # Failures of an aligned call which a transcript may not share.
 _OF_THE_FORM = frozenset({"overflow", "http-400", "http-413", "http-422"})
+
+
+class CheckedAnswer(NamedTuple):
+    """What may be used of an answer.
+
+    Attributes:
+        texts: One for each group; empty where the answer does not have the form that was asked for.
+        is_partial: Whether the answer was cut before its last section, or holds nothing whole.
+    """
+
+    texts: tuple[str, ...]
+    is_partial: bool = False
 
 
 class Summarising:
@@ -64,6 +82,7 @@ class Summarising:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._asking = Asking(model, clock=clock, sleep=sleep, jitter=jitter)
+        self._clock = clock
         self._reading = reading
         self.price = price
 
@@ -100,11 +119,9 @@ class Summarising:
             raise SummaryFailed("no-model")
         own = brief.routes[0]
         if brief.aligned is not None and brief.aligned.body.model in {"", own.model}:
-            try:
-                return await self._aligned(brief, brief.aligned, own), own.model
-            except SummaryFailed as failed:
-                if failed.reason not in _OF_THE_FORM:
-                    raise
+            found = await self._aligned(brief, brief.aligned, own)
+            if found:
+                return found, own.model
         for route in brief.routes[:-1]:
             try:
                 return await self._transcribed(brief, route), route.model
@@ -114,12 +131,15 @@ class Summarising:
         return await self._transcribed(brief, brief.routes[-1]), brief.routes[-1].model
 
     async def _aligned(self, brief: Brief, aligned: Aligned, route: SummaryRoute) -> tuple[str, ...]:
-        """The texts, written by the conversation's own model behind the conversation itself."""
+        """The texts, written by the conversation's own model behind the conversation itself.
+
+        Empty where the call does not fit, the provider refuses its form, or several texts cannot be told
+        apart.
+        """
         conversation = Conversation(aligned.body.raw, aligned.messages)
         groups = len(brief.groups)
-        asked = aligned_prompt(
-            brief.instructions, language=brief.language, tokens=brief.tokens, groups=groups
-        )
+        prompt = partial(aligned_prompt, brief.instructions, language=brief.language, groups=groups)
+        asked = prompt(tokens=brief.tokens)
         most = brief.shape.allowed(brief.tokens)
         new = [each for each in aligned.messages if not each.tokens]
         size = sum(each.tokens for each in aligned.messages)
@@ -127,7 +147,7 @@ class Summarising:
         size += await self._reading.overhead(aligned.body.prompt_members, brief.gauge)
         tokens = int(size * brief.ratio) + most + route.dialect.asking.allowance(route.model, conversation)
         if tokens > route.window:
-            raise SummaryFailed("overflow")
+            return ()
         call = SummaryCall(
             url=route.url,
             headers=route.headers,
@@ -139,9 +159,68 @@ class Summarising:
             wire=route.dialect.name,
             conversation=conversation,
         )
+        read = partial(self._read, brief, brief.tokens, groups, cut=brief.shape.cut)
+
+        async def ask(size_tokens: int) -> CheckedAnswer:
+            sized = replace(call, prompt=prompt(tokens=size_tokens))
+            return await self._asking.ask(sized, brief.account, read, tokens=tokens)
+
         with self._asking.admitted(brief.account, route.url, route.model):
-            read = partial(self._read, brief, brief.tokens, groups, cut=brief.shape.cut)
-            return await self._asking.ask(call, brief.account, read, tokens=tokens)
+            try:
+                return await self._ask_again(brief, ask, brief.tokens, groups)
+            except SummaryFailed as failed:
+                if failed.reason not in _OF_THE_FORM:
+                    raise
+                return ()
+
+    async def _ask_again(
+        self, brief: Brief, ask: Callable[[int], Awaitable[CheckedAnswer]], tokens: int, count: int
+    ) -> tuple[str, ...]:
+        """Returns one text for each group; asks once more, in half the size, where an answer was cut.
+
+        What the first answer holds is used where the second one fails, and at once where the deadline leaves
+        no time for a second one.
+
+        Args:
+            brief: What is wanted.
+            ask: Asks for a size, in tokens.
+            tokens: The size to ask for at first.
+            count: How many texts are wanted.
+
+        Returns:
+            The texts; empty where there are several and they cannot be told apart.
+
+        Raises:
+            SummaryFailed: `truncated`; both answers were cut, and hold too little. `garbage`; a single text
+                lacks most of its sections.
+        """
+        started = self._clock()
+        answer = await ask(tokens)
+        took_s = self._clock() - started
+        late = bool(answer.texts) and 0 < brief.deadline_s < 2 * took_s
+        if answer.is_partial and not late:
+            answer = await self._ask_for_half(answer, ask, tokens)
+        if not answer.texts and count == 1:
+            raise SummaryFailed("garbage")
+        return answer.texts
+
+    async def _ask_for_half(
+        self, first: CheckedAnswer, ask: Callable[[int], Awaitable[CheckedAnswer]], tokens: int
+    ) -> CheckedAnswer:
+        """Returns the answer to a second call, or the first one where that one is no better.
+
+        Raises:
+            SummaryFailed: Neither can be used.
+        """
+        try:
+            second = await ask(max(1, tokens // 2))
+        except SummaryFailed:
+            if not first.texts:
+                raise
+            return first
+        if not (second.texts or first.texts):
+            raise SummaryFailed("truncated")
+        return second if second.texts else first
 
     async def _transcribed(self, brief: Brief, route: SummaryRoute) -> tuple[str, ...]:
         """The texts by one model; if a call is too long for it, once more in a smaller window."""
@@ -161,7 +240,8 @@ class Summarising:
         asked = await at.prompt(groups, shape)
         size = await self._call_size(at, asked)
         if size <= at.room:
-            return await self._asked(at, asked, size, len(groups), cut=shape.cut)
+            together = await self._asked(at, groups, shape, asked, size, cut=shape.cut)
+            return together or await self._one_by_one(at, groups, shape)
         messages = tuple(each for group in groups for each in group)
         characters = await beside(partial(shown, messages, shape)) * await self._share(at, size)
         shape = await beside(partial(narrowed, messages, shape, MAX_PORTIONS * characters))
@@ -173,6 +253,27 @@ class Summarising:
             part = replace(at, tokens=max(1, int(at.tokens * share)))
             found += await self._condensed(part, half, shape)
         return tuple(found)
+
+    async def _one_by_one(
+        self, at: Sitting, groups: tuple[Group, ...], shape: SummaryShape
+    ) -> tuple[str, ...]:
+        """A text for each group by a call of its own, earliest first; empty for those that are too many."""
+        sizes = [shown(each, shape) for each in groups]
+        first = groups[:MAX_PORTIONS]
+        found: list[str] = []
+        for start in range(0, len(first), PORTIONS_AT_ONCE):
+            stop = start + PORTIONS_AT_ONCE
+            some = zip(first[start:stop], sizes[start:stop], strict=True)
+            parts = [
+                (replace(at, tokens=max(LEAST_RUN_TOKENS, at.tokens * size // sum(sizes))), each)
+                for each, size in some
+            ]
+            found += await _together(self._one_text(part, each, shape) for part, each in parts)
+        return (*found, *[""] * (len(groups) - len(found)))
+
+    async def _one_text(self, at: Sitting, group: Group, shape: SummaryShape) -> str:
+        [text] = await self._condensed(at, (group,), shape)
+        return text
 
     async def _reduced(self, at: Sitting, group: Group, shape: SummaryShape, characters: float) -> str:
         """One text for a group that is too large to be read at once."""
@@ -203,7 +304,7 @@ class Summarising:
             asked = await at.prompt((group,), shape)
             size = await self._call_size(at, asked)
             if size <= at.room:
-                [text] = await self._asked(at, asked, size, 1, cut=cut)
+                [text] = await self._asked(at, (group,), shape, asked, size, cut=cut)
                 return text
             share = await self._share(at, size)
             shape = await beside(partial(_shape_for_share, group, shape, share))
@@ -220,27 +321,57 @@ class Summarising:
             raise SummaryFailed("summary-window")
         return CAREFUL_SHARE * (at.room - fixed) / max(1, size - fixed)
 
-    async def _asked(self, at: Sitting, asked: str, size: int, count: int, *, cut: bool) -> tuple[str, ...]:
-        read = partial(self._read, at.brief, at.tokens, count, cut=cut)
+    async def _asked(
+        self,
+        at: Sitting,
+        groups: tuple[Group, ...],
+        shape: SummaryShape,
+        asked: str,
+        size: int,
+        *,
+        cut: bool,
+    ) -> tuple[str, ...]:
+        """The texts by one call, or two; empty where there are several and they cannot be told apart."""
+        read = partial(self._read, at.brief, at.tokens, len(groups), cut=cut)
         tokens = int(size * at.brief.ratio) + at.answer_tokens
-        return await self._asking.ask(at.call(asked), at.brief.account, read, tokens=tokens)
+
+        async def ask(size_tokens: int) -> CheckedAnswer:
+            smaller = replace(at, tokens=size_tokens)
+            prompt = asked if size_tokens == at.tokens else await smaller.prompt(groups, shape)
+            return await self._asking.ask(at.call(prompt), at.brief.account, read, tokens=tokens)
+
+        return await self._ask_again(at.brief, ask, at.tokens, len(groups))
 
     async def _read(
         self, brief: Brief, tokens: int, count: int, answer: SummaryAnswer, *, cut: bool
-    ) -> tuple[str, ...]:
-        """The texts that an answer holds."""
+    ) -> CheckedAnswer:
+        """What may be used of an answer."""
         characters = len(answer.text)
         if characters > TOO_LONG * brief.shape.allowed(tokens) and not cut:
             raise SummaryFailed("longer")
         size = await self._size(brief, Message(role="assistant", text=answer.text)) if cut else 0
-        whole = validated(
-            answer.text,
-            answer.finish_reason,
-            called_tools=answer.called_tools,
-            refused=answer.refused,
-            cut_characters=characters * tokens // max(tokens, size) if cut else None,
-        )
-        return texts(whole, count)
+        try:
+            whole = validated(
+                answer.text,
+                answer.finish_reason,
+                called_tools=answer.called_tools,
+                refused=answer.refused,
+                cut_characters=characters * tokens // max(tokens, size) if cut else None,
+            )
+            found = texts(whole, count)
+        except SummaryFailed as failed:
+            if count > 1 and failed.reason in {"garbage", "truncated"}:
+                return CheckedAnswer(())
+            if failed.reason == "truncated":
+                return CheckedAnswer((), is_partial=True)
+            raise
+        sections = () if cut or count > 1 else brief.shape.sections
+        if not sections:
+            return CheckedAnswer(found)
+        is_cut = is_unfinished(answer.finish_reason)
+        text = repair_sections(found[0], sections, is_cut=is_cut)
+        is_partial = is_cut and not (text and has_last_section(found[0], sections))
+        return CheckedAnswer((text,) if text else (), is_partial)
 
     async def _call_size(self, at: Sitting, asked: str) -> int:
         """Counted tokens of a transcript call."""

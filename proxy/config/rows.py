@@ -32,6 +32,10 @@ def row_for(settings: ModelSettings, strategy: str | None = None) -> Policy:
     if compaction.background is not None:
         ahead = policy.soft_share or ANCHORED.soft_share
         policy = replace(policy, soft_share=ahead if compaction.background else 0.0)
+    if policy.summary and (fields.prompt_file or settings.summary.prompt_file):
+        policy = replace(
+            policy, summary=replace(policy.summary, sections=())
+        )  # the user's prompt has its own
     return policy
 
 

@@ -10,6 +10,11 @@ LEAST_CHARACTERS = 40
 REFUSAL_CHARACTERS = 400
 # A cut may give up this share of an answer for the sake of a whole line, else of a whole word.
 LINE_SHARE = 0.5
+# How providers say that an answer ran into its output limit or filled the window.
+_UNFINISHED = frozenset({
+    "incomplete", "length", "max_output_tokens", "max_tokens", "model_context_window_exceeded",
+    "model_length",
+})  # fmt: skip
 
 _OWN_HEADING = re.compile(r"\A\s*+#{1,6}[^\n]*session summary[^\n]*(?:\n+|\Z)", re.IGNORECASE)
 _REASONING = r"(?:think(?:ing)?|reason(?:ing)?|thoughts?|analysis|scratchpad)"
@@ -43,6 +48,11 @@ def clean(text: str) -> str:
     return _OWN_HEADING.sub("", unmarked(visible(text))).strip()
 
 
+def is_unfinished(finish_reason: str) -> bool:
+    """Whether a provider's `finish_reason` says that the answer was cut at a limit."""
+    return finish_reason.casefold() in _UNFINISHED
+
+
 def validated(
     text: str, finish_reason: str, *, called_tools: bool, refused: bool, cut_characters: int | None = None
 ) -> str:
@@ -53,8 +63,10 @@ def validated(
         finish_reason: As the provider named it; empty if it did not.
         called_tools: Whether the answer calls a tool.
         refused: Whether it carries a refusal of its own.
-        cut_characters: For a strategy that cuts: the characters that the summary may have. A longer answer,
-            or one that ran into its limit, is cut at a line's end; without it such an answer is refused.
+        cut_characters: For a strategy that cuts: the characters that the summary may have. A longer answer
+            is cut at a line's end.
+
+    An answer that ran into its output limit is used up to the end of its last whole line, or sentence.
 
     Raises:
         SummaryFailed: with the reason `tool-calls`, `refused`, `content-filter`, `truncated`, `reasoning`,
@@ -66,10 +78,13 @@ def validated(
         raise SummaryFailed("refused")
     if finish_reason == "content_filter":
         raise SummaryFailed("content-filter")
-    unfinished = finish_reason in {"length", "max_tokens"}
-    if unfinished and cut_characters is None:
-        raise SummaryFailed("truncated")
-    return _usable(_fitted(clean(_concluded(text)), cut_characters, unfinished=unfinished))
+    unfinished = is_unfinished(finish_reason)
+    try:
+        return _usable(_fitted(clean(_concluded(text)), cut_characters, unfinished=unfinished))
+    except SummaryFailed as failed:
+        if unfinished and cut_characters is None and failed.reason != "refused":
+            raise SummaryFailed("truncated") from failed
+        raise
 
 
 def _usable(text: str) -> str:
@@ -100,8 +115,12 @@ def _concluded(text: str) -> str:
 
 
 def _fitted(text: str, characters: int | None, *, unfinished: bool) -> str:
-    """The text up to so many characters, ending where a line does; all of it where there is no such size."""
-    if characters is None or (len(text) <= characters and not unfinished):
+    """The text up to so many characters, ending where a line does; all of it where there is no such size.
+
+    What has neither lines nor sentences is cut at a word where there is a size; an unfinished answer is
+    nothing then.
+    """
+    if not unfinished and (characters is None or len(text) <= characters):
         return text
     kept = text[:characters]
     line = kept.rfind("\n")
@@ -110,7 +129,7 @@ def _fitted(text: str, characters: int | None, *, unfinished: bool) -> str:
     sentence = max(kept.rfind(mark) for mark in (". ", "! ", "? ", "。"))
     if sentence >= len(kept) * LINE_SHARE:
         return kept[: sentence + 1].rstrip()
-    return (kept.rpartition(" ")[0] or kept).rstrip()
+    return "" if characters is None else (kept.rpartition(" ")[0] or kept).rstrip()
 
 
 def texts(answer: str, count: int) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from proxy.core.budget import Reserves
+from proxy.core.sections import Section
 from proxy.core.trigger import Row
 
 StandInRole = Literal["user", "assistant", "system"]
@@ -68,6 +69,7 @@ class SummaryShape:
         form: `transcript`: fenced text. `aligned`: the very conversation and the instructions behind it.
         cut: Whether an answer over the size is cut at a line's end and used, instead of refused.
         verified: Whether what the model wrote is compared with what it read.
+        sections: Sections that the prompt asks for exactly; empty: the answer has no fixed form.
     """
 
     prompt: str
@@ -82,6 +84,7 @@ class SummaryShape:
     form: Literal["transcript", "aligned"] = "transcript"
     cut: bool = False
     verified: bool = False
+    sections: tuple[Section, ...] = ()
 
     def asked(self, removed: int) -> int:
         """Tokens to ask for where `removed` tokens are summarised."""
@@ -217,7 +220,22 @@ FULL = Policy(
     keep=Keep(),
     stand_in_role="user",
     frame=Frame(request="Last request from user was: "),
-    summary=SummaryShape(prompt="full", tokens=3_000, max_tokens=3_750, model="same", form="aligned"),
+    summary=SummaryShape(
+        prompt="full",
+        tokens=3_000,
+        max_tokens=3_750,
+        model="same",
+        form="aligned",
+        sections=(
+            Section("1. User's Primary Goals and Intent"),
+            Section("2. Conversation Timeline and Progress"),
+            Section("3. Technical Context and Decisions"),
+            Section("4. Files and Code Changes"),
+            Section("5. Active Work and Last Actions (CRITICAL)"),
+            Section("6. Unresolved Issues and Pending Tasks"),
+            Section("7. Immediate Next Step"),
+        ),
+    ),
 )
 
 SELECTIVE = Policy(
@@ -283,6 +301,13 @@ CHAINED = Policy(
         temperature=0.3,
         tool_characters=500,
         message_characters=2_000,
+        sections=(
+            Section("### Completed Work"),
+            Section("### Key Technical Decisions"),
+            Section("### Current State"),
+            Section("### Pending Work"),
+            Section("### Errors & Resolutions", is_optional=True),
+        ),
     ),
     least_messages=11,
 )

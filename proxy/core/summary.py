@@ -6,7 +6,7 @@ language and everything from the conversation are data behind them. What the mod
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from proxy.core.answer import clean, texts, validated
+from proxy.core.answer import clean, is_unfinished, texts, validated
 from proxy.core.defang import defanged
 from proxy.core.message import Message
 from proxy.core.policy import SummaryShape
@@ -17,6 +17,7 @@ __all__ = [
     "NO_TASK",
     "aligned_prompt",
     "clean",
+    "is_unfinished",
     "prompt",
     "task_of",
     "texts",

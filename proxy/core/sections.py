@@ -1,0 +1,177 @@
+"""The sections that a strategy asks a summary for: found, put in order and completed.
+
+Models write the headings in another level or case, with other numbers, in bold, or in another language. The
+text below a heading is never changed.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+# What stands in a section that the model left out, and in one that a cut answer did not reach.
+NOTHING = "None"
+NOT_REACHED = "Not recorded."
+# A longer line is no heading.
+HEADING_CHARACTERS = 120
+
+_LEVEL = re.compile(r"#{1,6}(?=[^#])")
+_BOLD = re.compile(r"(\*\*|__)[^*_]+\1:?$")
+_NUMBER = re.compile(
+    r"(?:(?:[^\W\d]{1,12}[ \t]+)?\d{1,2}|[IVX]{1,4}|[A-Za-z]|[一二三四五六七八九])[ \t]*[.):、．）][ \t]*"  # noqa: RUF001 - what models write
+)
+_PLAIN_NUMBER = re.compile(r"(\d{1,2})[.)、．][ \t]*\S")  # noqa: RUF001 - what models write
+_NOTE = re.compile(r"\([^()]*\)")
+_WORD = re.compile(r"[^\W_]+")
+_FENCE = re.compile(r"[ \t]*(?:```|~~~)")
+_ENTRY = re.compile(r"\s*(?:[-+•>|]|\*[ \t])")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A section that a prompt asks for.
+
+    Attributes:
+        heading: The line over it, as the prompt has it.
+        is_optional: Whether the prompt lets the model leave it out.
+    """
+
+    heading: str
+    is_optional: bool = False
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether the heading is a number and a title, without any markup."""
+        return bool(_PLAIN_NUMBER.match(self.heading))
+
+
+class _Heading(NamedTuple):
+    """A line that opens a section.
+
+    Attributes:
+        at: Index of the line.
+        section: Index of the section.
+        rest: What follows the title on the same line.
+    """
+
+    at: int
+    section: int
+    rest: str
+
+
+def repair_sections(text: str, sections: Sequence[Section], *, is_cut: bool = False) -> str:
+    """Returns the text with all sections in their order under exactly their headings.
+
+    A section that is missing is added with a line that says so, unless it is optional. Text in front of the
+    first section stays there. A text that has everything comes back unchanged.
+
+    Args:
+        text: What the model wrote.
+        sections: What it was asked for; empty: nothing is checked.
+        is_cut: Whether the text was cut, so that a missing section says nothing.
+
+    Returns:
+        The text; empty where fewer than half of the sections are there that are not optional.
+    """
+    lines = text.splitlines()
+    found = _find_headings(lines, sections)
+    if 2 * _count_required(found, sections) < sum(not each.is_optional for each in sections):
+        return ""
+    order = [each.section for each in found]
+    wanted = [k for k, each in enumerate(sections) if k in order or not each.is_optional]
+    if order == wanted and all(lines[each.at].rstrip() == sections[each.section].heading for each in found):
+        return text
+    stops = [each.at for each in found[1:]] + [len(lines)]
+    bodies: dict[int, list[str]] = {}
+    for each, stop in zip(found, stops, strict=True):
+        body = "\n".join([each.rest, *lines[each.at + 1 : stop]]).strip("\n")
+        bodies.setdefault(each.section, []).extend([body] if body.strip() else [])
+    missing = NOT_REACHED if is_cut else NOTHING
+    parts = ["\n".join(lines[: found[0].at]).strip()]
+    parts += [f"{sections[k].heading}\n" + "\n".join(bodies.get(k) or [missing]) for k in wanted]
+    return "\n\n".join(part for part in parts if part)
+
+
+def has_last_section(text: str, sections: Sequence[Section]) -> bool:
+    """Whether a text reaches the last section that is not optional; True where no sections are asked for."""
+    required = [k for k, each in enumerate(sections) if not each.is_optional]
+    found = _find_headings(text.splitlines(), sections)
+    return not required or required[-1] in {each.section for each in found}
+
+
+def _count_required(found: Sequence[_Heading], sections: Sequence[Section]) -> int:
+    """Sections among those found that are not optional, each counted once."""
+    return len({each.section for each in found if not sections[each.section].is_optional})
+
+
+def _find_headings(lines: Sequence[str], sections: Sequence[Section]) -> list[_Heading]:
+    """The headings of the sections, by their titles; where most titles are foreign, by their places."""
+    open_lines = list(_outside_code(lines))
+    named = list(_named(open_lines, sections))
+    required = sum(not each.is_optional for each in sections)
+    if 2 * _count_required(named, sections) >= required:
+        return named
+    return next((each for each in _placed(open_lines, lines, sections)), named)
+
+
+def _outside_code(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """The lines that stand in no block of code, each with its index."""
+    is_code = False
+    for at, line in enumerate(lines):
+        if _FENCE.match(line):
+            is_code = not is_code
+        elif not is_code:
+            yield at, line
+
+
+def _named(lines: Sequence[tuple[int, str]], sections: Sequence[Section]) -> Iterator[_Heading]:
+    titles = {_words(each.heading): k for k, each in enumerate(sections)}
+    for at, line in lines:
+        head, colon, rest = line.replace("：", ":").partition(":")  # noqa: RUF001 - what models write
+        if len(head) > HEADING_CHARACTERS or _ENTRY.match(line):
+            continue
+        section = titles.get(_words(head))
+        if section is not None:
+            yield _Heading(at, section, rest.lstrip(" \t*_"))
+        elif colon and (section := titles.get(_words(line))) is not None:  # such as "Section 1: Goals"
+            yield _Heading(at, section, "")
+
+
+def _placed(
+    open_lines: Sequence[tuple[int, str]], lines: Sequence[str], sections: Sequence[Section]
+) -> Iterator[list[_Heading]]:
+    """Rows of headings of one form, as many as there are sections, each with text below it."""
+    required = [k for k, each in enumerate(sections) if not each.is_optional]
+    forms: dict[str, list[int]] = {}
+    for at, line in open_lines:
+        if form := _form(line):
+            forms.setdefault(form, []).append(at)
+    for form, places in forms.items():
+        numbers = [_PLAIN_NUMBER.match(lines[at]) for at in places] if form == "number" else []
+        counts = [int(each[1]) for each in numbers if each]
+        if form == "number" and (counts != sorted(set(counts)) or not sections[0].is_numbered):
+            continue
+        stops = [*places[1:], len(lines)]
+        filled = all("".join(lines[at + 1 : stop]).strip() for at, stop in zip(places, stops, strict=True))
+        indexes = required if len(places) == len(required) else range(len(sections))
+        if filled and len(places) == len(indexes):
+            yield [_Heading(at, k, "") for at, k in zip(places, indexes, strict=True)]
+
+
+def _form(line: str) -> str:
+    """How a line is marked as a heading; empty where it is none."""
+    if len(line) > HEADING_CHARACTERS:
+        return ""
+    if level := _LEVEL.match(line):
+        return level[0]
+    if _BOLD.match(line.strip()):
+        return "bold"
+    return "number" if _PLAIN_NUMBER.match(line) else ""
+
+
+def _words(heading: str) -> tuple[str, ...]:
+    """The words of a title, without markup, number and what stands in parentheses."""
+    bare = heading.strip(" \t#*_")
+    number = _NUMBER.match(bare)
+    title = _NOTE.sub("", bare[number.end() :] if number else bare).replace("\u2019", "'").casefold()
+    return tuple(word for word in _WORD.findall(title.replace("'", "")) if word != "and")
