@@ -5,7 +5,7 @@ findings, work done and errors, newest first. Each kind has its share of the siz
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from proxy.rehearsal.prompt import JsonObject, text_of
 from proxy.rehearsal.transcript import MARK, PATH, Entry, Material, aligned, conversation, read, runs
@@ -21,6 +21,14 @@ RULE = "Rule: "
 STATED = "Stated by the user: "
 NAMES = "Identifiers: "
 TABLE_HEAD = "| File/Component | Action | Description |\n|----------------|--------|-------------|"
+
+# Where the parts of a summary stand if the seven sections of `full` are asked for.
+FULL_HEADINGS = {
+    "### Completed Work": "2. Conversation Timeline and Progress",
+    "### Key Technical Decisions": "3. Technical Context and Decisions",
+    "### Current State": "5. Active Work and Last Actions (CRITICAL)",
+    "### Pending Work": "6. Unresolved Issues and Pending Tasks",
+}
 
 _RULES = re.compile(
     r"\b(?:never|always|must(?: not|n't)|(?:you|we|it|this|that|everything) must|"
@@ -186,17 +194,28 @@ def summarise(messages: Sequence[JsonObject], tokens: int, count: Count) -> str:
     """A summary of what the user messages hold, in at most about `tokens` tokens.
 
     It has the sections Completed Work, Key Technical Decisions, Current State, Pending Work and, where there
-    were errors, Errors & Resolutions. Several runs get a text each, behind their marks; a conversation whose
-    last message asks for its summary is summarised itself.
+    were errors, Errors & Resolutions; or four sections of `full`, where those are asked for. Several runs get
+    a text each, behind their marks; a conversation whose last message asks for its summary is summarised
+    itself.
     """
+    for_full = any(all(each in text_of(told) for each in FULL_HEADINGS.values()) for told in messages)
     if aligned(messages):
-        return _written(conversation(messages[:-1]), tokens, count)
+        text = _written(conversation(messages[:-1]), tokens, count)
+        return _replace_headings(text, FULL_HEADINGS) if for_full else text
     given = "\n\n".join(text_of(message) for message in messages if message["role"] == "user")
     found = runs(given)
+    if not found and for_full:
+        earlier = _replace_headings(given, {full: own for own, full in FULL_HEADINGS.items()})
+        return _replace_headings(_written(read(earlier), tokens, count), FULL_HEADINGS)
     if not found:
         return _written(read(given), tokens, count)
     texts = [_written(read(run), tokens // len(found), count) for run in found]
     return "\n\n".join(f"=== RUN {number} ===\n{text}" for number, text in enumerate(texts, 1))
+
+
+def _replace_headings(text: str, headings: Mapping[str, str]) -> str:
+    """Returns the text with lines that are headings replaced."""
+    return "\n".join(headings.get(line, line) for line in text.split("\n"))
 
 
 def _written(material: Material, tokens: int, count: Count) -> str:

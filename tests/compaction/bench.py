@@ -42,6 +42,7 @@ from proxy.reading import Reading
 from proxy.relay.identity import minted
 from proxy.storage.records import Records
 from proxy.wishes import Wishing
+from tests.summaries import put_as_asked
 
 ROUTE = SummaryRoute("http://summary.test/v1/chat/completions", {}, "cheap", 128_000)
 COUNTER = TiktokenCounter(print)
@@ -100,9 +101,9 @@ class Summaries:
         if isinstance(answer, SummaryFailed):
             raise answer
         marks = RUN_MARK.findall(call.prompt)
-        return (
-            replace(answer, text="\n".join(f"{mark}\n{answer.text}" for mark in marks)) if marks else answer
-        )
+        if marks:
+            return replace(answer, text="\n".join(f"{mark}\n{answer.text}" for mark in marks))
+        return replace(answer, text=put_as_asked(answer.text, call.system, call.prompt))
 
     def release(self) -> None:
         """Let it answer."""

@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.adapters.sqlite_store import SqliteStore
+from proxy.core.policy import CHAINED
 from proxy.serving import served
 from tests.seeds.stage import (
     DIGEST,
@@ -27,6 +28,7 @@ from tests.seeds.stage import (
     talk,
     user,
 )
+from tests.summaries import put_in_sections
 
 TASK = user("Build a flashcard app")
 
@@ -41,8 +43,9 @@ FIFTY = session(23)
 
 
 def stand_in(number: int, summary: str, task: str = "Build a flashcard app", more: str = "") -> JsonObject:
+    written = put_in_sections(summary, CHAINED)
     return said(
-        f"## Session Summary (Compaction Round {number})\n\n### Original Task\n{task}\n\n{summary}{more}"
+        f"## Session Summary (Compaction Round {number})\n\n### Original Task\n{task}\n\n{written}{more}"
     )
 
 
@@ -146,9 +149,7 @@ async def test_a_second_round_integrates_the_first_and_says_so(placed: Placed) -
     more = [*FIFTY, said("Integrated."), user("Thanks.")]
     async with placed("chained") as place:
         await place.force(more)
-        place.provider.summary = (
-            "### Completed Work\nThe app, its scheduling and the integration are all there."
-        )
+        place.provider.summary = "The app, its scheduling and the integration are all there."
         grown = [*more, *loop(8, 60), said("Documented."), user("Now release it.")]
         answer = await place.force(grown)
         data = place.provider.summaries[1]["messages"][1]["content"]
@@ -219,7 +220,11 @@ async def test_the_event_holds_round_sizes_summary_and_message_ids(placed: Place
         answer = await place.force([*FIFTY, said("Integrated."), user("Thanks.")])
         [event] = await place.events(answer)
         before, after = report(answer, "tokens-before", "tokens-after")
-        assert (event["kind"], event["round"], event["summary"]) == ("compacted", 1, DIGEST)
+        assert (event["kind"], event["round"], event["summary"]) == (
+            "compacted",
+            1,
+            put_in_sections(DIGEST, CHAINED),
+        )
         assert [str(event["tokens_before"]), str(event["tokens_after"])] == [before, after]
         assert len(event["message_ids"]) == event["messages"] == 41
         assert all(re.fullmatch(r"m_[0-9a-f]{12}", each) for each in event["message_ids"])

@@ -6,6 +6,7 @@ import re
 import httpx
 import pytest
 
+from proxy.core.policy import FULL
 from tests.seeds.stage import (
     DIGEST,
     MODEL,
@@ -23,11 +24,13 @@ from tests.seeds.stage import (
     talk,
     user,
 )
+from tests.summaries import put_in_sections
 
 # Summaries by the request's own model, as the strategy has it.
 OWN: JsonObject = {"summary": {}}
 ROOM = 1_000_000
-STAND_IN = {"role": "user", "content": f"{DIGEST}\n\nLast request from user was: Now test it"}
+SUMMARY = put_in_sections(DIGEST, FULL)
+STAND_IN = {"role": "user", "content": f"{SUMMARY}\n\nLast request from user was: Now test it"}
 SESSION = [system(), user("Build it"), *loop(5), said("Done."), user("Now test it")]
 
 
@@ -71,7 +74,7 @@ async def test_system_prompt_and_one_user_message_with_the_last_request_are_what
 async def test_without_a_user_message_there_is_no_line_about_a_request(placed: Placed) -> None:
     async with placed("full", window=ROOM, **OWN) as place:
         await place.force([system(), said("Hello"), *loop(3), said("Ready.")])
-        assert place.provider.sent == [system(), user(DIGEST), said("Ready.")]
+        assert place.provider.sent == [system(), user(SUMMARY), said("Ready.")]
 
 
 async def test_a_unit_that_nobody_has_answered_follows_the_summary(placed: Placed) -> None:
@@ -218,7 +221,7 @@ async def test_a_second_round_summarises_the_first_one_with_what_came_since(plac
         answer = await place.force(grown)
 
         assert place.provider.summaries[1]["messages"][:2] == [system(), STAND_IN]
-        assert place.provider.sent == [system(), user(f"{DIGEST}\n\nLast request from user was: Ship it")]
+        assert place.provider.sent == [system(), user(f"{SUMMARY}\n\nLast request from user was: Ship it")]
         assert report(answer, "round") == ["2"]
 
 

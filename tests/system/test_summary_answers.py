@@ -154,16 +154,16 @@ def cut_in_the_middle(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "text"),
+    ("strategy", "text", "finish_reason"),
     [
-        ("anchored", LINES),
-        ("split", " ".join(FACTS)),
-        ("selective", " ".join(FACTS)),
-        ("chained", sectioned(CHAINED)),
-        ("full", sectioned(FULL)),
+        ("anchored", LINES, "length"),
+        ("split", " ".join(FACTS), "max_tokens"),
+        ("selective", " ".join(FACTS), "length"),
+        ("chained", sectioned(CHAINED), "incomplete"),
+        ("full", sectioned(FULL), "length"),
     ],
+    ids=["anchored", "split", "selective", "chained", "full"],
 )
-@pytest.mark.parametrize("finish_reason", ["length", "max_tokens", "incomplete"])
 def test_a_summary_cut_at_its_output_limit_is_in_force_up_to_its_last_whole_line(
     strategy: str, text: str, finish_reason: str, tmp_path: Path
 ) -> None:
@@ -198,7 +198,7 @@ def test_the_second_answer_is_in_force_and_both_are_booked(tmp_path: Path) -> No
     made = Round(tmp_path, Scripted(write, "length"), "chained", requests=8)
     assert (made.status, [size_of(asked) for asked in made.calls]) == ("applied", [800, 400])
     assert all(heading in made.text for heading in CHAINED)
-    assert (made.event["summary_calls"], made.event["summary_completion_tokens"]) == (2, 140)
+    assert (made.event["calls"], made.event["completion_tokens"]) == (2, 140)
 
 
 def test_runs_whose_marks_the_model_leaves_out_are_summarised_one_by_one(tmp_path: Path) -> None:
