@@ -17,6 +17,7 @@ from proxy.compaction.portions import halves, narrowed, portions, shown
 from proxy.compaction.summarising import Aligned, Brief, Spent, Summarising, SummaryRoute, Written
 from proxy.core.message import Call, Message
 from proxy.core.policy import ITERATIONS, SummaryShape
+from proxy.core.sections import Section
 from proxy.counting import Counting
 from proxy.dialects.body import read
 from proxy.dialects.chat.completion import own_members, request_body
@@ -200,7 +201,6 @@ async def test_nobody_to_ask_is_no_model(bench: Bench) -> None:
     ("answer", "reason"),
     [
         (replace(DONE, text=""), "empty"),
-        (replace(DONE, finish_reason="length"), "truncated"),
         (replace(DONE, finish_reason="content_filter"), "content-filter"),
         (replace(DONE, called_tools=True), "tool-calls"),
         (replace(DONE, refused=True), "refused"),
@@ -211,6 +211,119 @@ async def test_an_unusable_answer_is_never_used(bench: Bench, answer: SummaryAns
     bench.model.answers = [answer]
     assert await bench.reason() == reason
     assert len(bench.model.calls) == (3 if reason == "empty" else 1)
+
+
+# Answers that are cut, or not in the form asked for.
+
+SECTIONS = (
+    Section("### Done"),
+    Section("### Open"),
+    Section("### Next"),
+    Section("### Errors", is_optional=True),
+)
+SECTIONED = replace(BRIEF, shape=replace(SHAPE, sections=SECTIONS))
+ITEM = "- the port of the service was set to the value that the user asked for"
+
+
+def cut_after(*headings: str) -> SummaryAnswer:
+    """An answer that was cut below the last of the headings."""
+    text = "\n".join(f"{heading}\n{ITEM}" for heading in headings)
+    return replace(DONE, text=f"{text}\n- and th", finish_reason="length")
+
+
+async def test_a_cut_answer_is_used_up_to_its_last_whole_line_without_another_call(bench: Bench) -> None:
+    bench.model.answers = [replace(DONE, text=f"{TEXT}\n- and th", finish_reason="length")]
+    assert (await bench.write()).texts == (TEXT,)
+    assert len(bench.model.calls) == 1
+
+
+async def test_what_was_cut_too_early_is_asked_for_once_more_in_half_the_size(bench: Bench) -> None:
+    bench.model.answers = [replace(DONE, text="- th", finish_reason="length"), DONE]
+    written = await bench.write()
+    assert (written.texts, written.spent.completion_tokens) == ((TEXT,), 40)
+    sizes = ["At most 200 tokens", "At most 100 tokens"]
+    assert [size in call.prompt for size, call in zip(sizes, bench.model.calls, strict=True)] == [True, True]
+    assert [call.max_tokens for call in bench.model.calls] == [250, 250]
+
+
+async def test_an_aligned_answer_that_was_cut_too_early_is_asked_for_once_more(bench: Bench) -> None:
+    bench.model.answers = [replace(DONE, text="- th", finish_reason="length"), DONE]
+    assert (await bench.write(ALIGNED)).texts == (TEXT,)
+    assert [call.conversation is None for call in bench.model.calls] == [False, False]
+    assert "At most 100 tokens" in bench.model.calls[1].prompt
+
+
+async def test_an_answer_that_is_cut_twice_is_truncated_after_two_calls(bench: Bench) -> None:
+    bench.model.answers = [replace(DONE, text="- th", finish_reason="length")]
+    assert await bench.reason() == "truncated"
+    assert len(bench.model.calls) == 2
+
+
+@pytest.mark.parametrize(
+    "second",
+    [failed("http-400"), replace(DONE, text="- th", finish_reason="length"), cut_after("### Done")],
+    ids=["failed", "nothing", "less"],
+)
+async def test_the_first_answer_is_used_where_the_second_is_no_better(bench: Bench, second: Answer) -> None:
+    bench.model.answers = [cut_after("### Done", "### Open"), second]
+    [text] = (await bench.write(SECTIONED)).texts
+    assert text == f"### Done\n{ITEM}\n\n### Open\n{ITEM}\n\n### Next\nNot recorded."
+    assert len(bench.model.calls) == 2
+
+
+async def test_the_second_answer_is_used_where_it_holds(bench: Bench) -> None:
+    bench.model.answers = [cut_after("### Done", "### Open"), cut_after("### Done", "### Open", "### Next")]
+    [text] = (await bench.write(SECTIONED)).texts
+    assert text == "\n".join(f"{heading}\n{ITEM}" for heading in ("### Done", "### Open", "### Next"))
+
+
+async def test_no_second_call_is_made_where_the_deadline_leaves_no_time_for_it(bench: Bench) -> None:
+    def pass_time() -> None:
+        bench.clock.now += 16
+
+    bench.model.asked, bench.model.answers = pass_time, [cut_after("### Done", "### Open")]
+    [text] = (await bench.write(replace(SECTIONED, deadline_s=30.0))).texts
+    assert (text.endswith("### Next\nNot recorded."), len(bench.model.calls)) == (True, 1)
+
+
+async def test_the_second_call_counts_towards_the_budget(bench: Bench) -> None:
+    bench.model.answers = [replace(DONE, text="- th", finish_reason="length"), DONE]
+    assert await bench.reason(replace(BRIEF, calls_per_hour=1)) == "budget"
+
+
+async def test_a_text_with_fewer_than_half_of_its_sections_is_garbage_after_one_call(bench: Bench) -> None:
+    bench.model.answers = [replace(DONE, text=f"### Done\n{ITEM}")]
+    assert await bench.reason(SECTIONED) == "garbage"
+    assert len(bench.model.calls) == 1
+
+
+async def test_runs_that_cannot_be_told_apart_get_a_call_each(bench: Bench) -> None:
+    bench.model.answers = lambda call: replace(
+        DONE, text=f"The {len(call.prompt)} characters of this run were read and worked on."
+    )
+    written = await bench.write(replace(BRIEF, groups=(HELLO, (*HELLO, *HELLO), HELLO)))
+    together, *alone = bench.model.calls
+    assert "=== RUN 3 ===" in together.prompt
+    texts = [f"The {len(call.prompt)} characters of this run were read and worked on." for call in alone]
+    assert written.texts == tuple(texts)
+    assert [call.max_tokens for call in alone] == [75, 125, 75]  # their shares, 60 tokens at least
+
+
+async def test_at_most_twelve_runs_get_a_call_each_and_the_others_no_text(bench: Bench) -> None:
+    written = await bench.write(replace(BRIEF, groups=(HELLO,) * 15))
+    assert written.texts == (*(TEXT,) * 12, "", "", "")
+    assert len(bench.model.calls) == 13
+
+
+async def test_a_run_that_fails_alone_fails_the_round(bench: Bench) -> None:
+    bench.model.answers = [DONE, replace(DONE, refused=True)]
+    assert await bench.reason(replace(BRIEF, groups=(HELLO, HELLO))) == "refused"
+
+
+async def test_aligned_runs_that_cannot_be_told_apart_are_read_from_transcripts(bench: Bench) -> None:
+    written = await bench.write(replace(ALIGNED, groups=(HELLO, HELLO)))
+    assert written.texts == (TEXT, TEXT)
+    assert [call.conversation is None for call in bench.model.calls] == [False, True, True, True]
 
 
 async def test_what_the_source_does_not_hold_is_refused_where_the_strategy_verifies(bench: Bench) -> None:

@@ -619,8 +619,20 @@ summary: {input: transcript}
             temperature=0.5,
             tool_characters=700,
             message_characters=800,
+            sections=CHAINED.summary.sections if CHAINED.summary else (),
         ),
     )
+
+
+@pytest.mark.parametrize(
+    "text", ["summary: {prompt_file: NAME}", "compaction: {strategies: {full: {prompt_file: NAME}}}"]
+)
+def test_a_prompt_of_the_user_s_own_asks_for_no_sections_of_ours(text: str, tmp_path: Path) -> None:
+    own = tmp_path / "prompt.md"
+    own.write_text("Tell me what was done.\n")
+    row = row_for(for_model(loaded(text.replace("NAME", str(own)), tmp_path), "any"), "full")
+    assert row.summary is not None
+    assert row.summary.sections == ()
 
 
 def test_a_tail_that_nobody_has_changed_gives_way_to_a_small_target(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from proxy.core.planner import Fill, Plan, gained, plan
 from proxy.core.policy import CHAINED, STRATEGIES, Frame, Keep, Policy, SummaryShape
 from proxy.core.render import excerpt, render, stand_in_text
 from proxy.core.repair import GO_ON, alternate, repair
+from proxy.core.sections import Section
 from proxy.core.summary import NO_TASK, prompt, task_of, transcript, validated
 from proxy.core.tail import Room
 from proxy.core.tokens import CHARACTERS, message_tokens, pieces
@@ -160,6 +161,13 @@ def test_defaults_are_the_seeds() -> None:
             temperature=0.3,
             tool_characters=500,
             message_characters=2_000,
+            sections=(
+                Section("### Completed Work"),
+                Section("### Key Technical Decisions"),
+                Section("### Current State"),
+                Section("### Pending Work"),
+                Section("### Errors & Resolutions", is_optional=True),
+            ),
         ),
     )
 

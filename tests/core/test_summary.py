@@ -217,8 +217,6 @@ def test_a_summary_is_freed_of_unseen_characters_template_marks_and_our_heading(
         ("tool_calls", True, False, "tool-calls"),
         ("stop", True, False, "tool-calls"),
         ("stop", False, True, "refused"),
-        ("length", False, False, "truncated"),
-        ("max_tokens", False, False, "truncated"),
         ("content_filter", False, False, "content-filter"),
     ],
 )
@@ -308,6 +306,32 @@ def test_a_strategy_that_cuts_gets_whole_lines_within_its_size(
     cut = validated(text, finish_reason, called_tools=False, refused=False, cut_characters=characters)
 
     assert cut == expected
+
+
+@pytest.mark.parametrize(
+    "finish_reason",
+    [
+        "length",
+        "max_tokens",
+        "MAX_TOKENS",
+        "incomplete",
+        "max_output_tokens",
+        "model_context_window_exceeded",
+    ],
+)
+def test_an_answer_at_its_output_limit_is_used_up_to_its_last_whole_line(finish_reason: str) -> None:
+    used = validated(LONG, finish_reason, called_tools=False, refused=False)
+
+    assert used == LONG.rpartition("\n")[0]
+
+
+def test_an_answer_of_one_line_at_its_output_limit_is_used_up_to_its_last_sentence() -> None:
+    assert validated(f"{SENTENCES} And th", "length", called_tools=False, refused=False) == SENTENCES
+
+
+@pytest.mark.parametrize("text", ["", "### State\n- the", "word " * 60, "<think>What is there? " * 9])
+def test_an_answer_at_its_output_limit_that_holds_nothing_whole_is_truncated(text: str) -> None:
+    assert reason_of(text, "length") == "truncated"
 
 
 def test_a_cut_that_leaves_next_to_nothing_is_too_short() -> None:
