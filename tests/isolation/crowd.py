@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.summaries import put_as_asked
+
 CHAT = "/v1/chat/completions"
 SUMMARY_MODEL = "summary-small"
 TENANTS, SESSIONS = 50, 20
@@ -87,7 +89,7 @@ class Provider:
         if body["model"] == SUMMARY_MODEL:
             self.summaries += 1
             text = "They looked at the ledger and found " + (canary(tenant) if tenant is not None else "it.")
-            writer.write(self.isolation.answer(b"200 OK", said(text)))
+            writer.write(self.isolation.answer(b"200 OK", said(put_as_asked(text, asked.body.decode()))))
             return
         self.forwarded += 1
         name = canary(tenant if tenant is not None else TENANTS)

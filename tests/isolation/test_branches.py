@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from proxy.core.policy import STRATEGIES
 from proxy.ports import SummaryAnswer, SummaryCall
 from tests.compaction.bench import RECORD, RUN_MARK, Bench, JsonObject, bench, forwarded
+from tests.summaries import put_as_asked
 
 WINDOW_TOKENS = 1_600
 WORD = re.compile(r"zq\d+w")
@@ -40,7 +41,7 @@ class Echoing:
             shown = "\n".join(message.text for message in call.conversation.messages)
         marks = RUN_MARK.findall(shown)
         if not marks:
-            return SummaryAnswer(_echo(shown))
+            return SummaryAnswer(put_as_asked(_echo(shown), call.system, call.prompt))
         parts = RUN_MARK.split(shown)[1:]
         return SummaryAnswer(
             "\n".join(f"{mark}\n{_echo(part, '')}" for mark, part in zip(marks, parts, strict=False))

@@ -11,6 +11,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.summaries import put_as_asked
+
 FILLER = "and then we looked at the ledger again, line by line, "
 MARK = re.compile(rb"kestrel(\d+)q")
 SUMMARY_MODEL = "summary-small"
@@ -44,7 +46,7 @@ class Provider:
         text = f"The matter is {' '.join(f'kestrel{each}q' for each in sorted(met))}, which was looked for."
         if body["model"] != SUMMARY_MODEL and met != {int(body["user"])}:
             self.foreign.append((int(body["user"]), met))
-        message = {"role": "assistant", "content": text}
+        message = {"role": "assistant", "content": put_as_asked(text, asked.body.decode())}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         writer.write(self.isolation.answer(b"200 OK", json.dumps({"choices": [choice]}).encode()))
 
