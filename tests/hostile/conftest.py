@@ -12,6 +12,7 @@ from proxy.app import create_app
 from proxy.config.model import Config
 from proxy.core.summary import ALIGNED_END
 from proxy.serving import served
+from tests.summaries import put_as_asked
 
 SUMMARY_MODEL = "summary-small"
 _SUMMARY_SIGNS = (SUMMARY_MODEL.encode(), json.dumps(ALIGNED_END, ensure_ascii=False)[1:-1].encode())
@@ -54,7 +55,7 @@ class Provider:
         return (
             (500, b'{"error":{"message":"broken"}}')
             if self.summary is None
-            else (200, _said(self.summary(asked)))
+            else (200, _said(put_as_asked(self.summary(asked), raw.decode(errors="replace"))))
         )
 
 

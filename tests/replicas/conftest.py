@@ -23,6 +23,7 @@ from proxy.demo.seen import Seen
 from proxy.demo.wire import Envelope, Reply, Usage, completion
 from proxy.serving import served
 from tests.redis_servers import RedisServer
+from tests.summaries import put_as_asked
 
 JsonObject = dict[str, Any]
 ROOT = Path(proxy.__file__).parent.parent
@@ -73,7 +74,8 @@ class Upstream:
                 text = (
                     f"Summary {number}. They counted from one to seven, again and again, and asked nothing."
                 )
-                said = completion(Envelope("s", 0, SUMMARY_MODEL), Reply(text), Usage(1, 1, 0))
+                shown = put_as_asked(text, raw.decode())
+                said = completion(Envelope("s", 0, SUMMARY_MODEL), Reply(shown), Usage(1, 1, 0))
                 await Client(receive, send).json(200, said)
                 self.answered += 1
                 return
