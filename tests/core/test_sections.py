@@ -100,7 +100,7 @@ def test_the_prompt_of_a_strategy_asks_for_exactly_its_sections(row: object) -> 
 
 
 LINES = st.sampled_from([
-    "### Work Done", "# rules and decisions", "**Open Ends**", "## Errors", "- a", "", "```", "1. x", "b: c",
+    "### Work Done", "# rules and decisions", "**Open Ends**", "## Errors", "- a", "", "1. x", "b: c",
 ])  # fmt: skip
 
 

@@ -108,7 +108,9 @@ WAYS: dict[str, Way] = {
     "two-megabytes": sent(http(b" " * 2_000_000)),
     # S4: it says too much, or does not come to its end.
     "longer": sent(said("\n".join(_LINES * 3_000))),
-    "unfinished": sent(said(finish="length")),
+    "unfinished": sent(
+        said(f"{WORD} and then the parts of the service were read one after the o", finish="length")
+    ),
     # S5 and S6: it does something else.
     "refusal": sent(said(None, refusal=f"I will not. {WORD}")),
     "filtered": sent(said(finish="content_filter")),
