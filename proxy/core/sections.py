@@ -105,13 +105,10 @@ def _count_required(found: Sequence[_Heading], sections: Sequence[Section]) -> i
 
 
 def _find_headings(lines: Sequence[str], sections: Sequence[Section]) -> list[_Heading]:
-    """The headings of the sections, by their titles; where most titles are foreign, by their places."""
+    """The headings of the sections, by their titles; where none of the titles is there, by their places."""
     open_lines = list(_outside_code(lines))
     named = list(_named(open_lines, sections))
-    required = sum(not each.is_optional for each in sections)
-    if 2 * _count_required(named, sections) >= required:
-        return named
-    return next((each for each in _placed(open_lines, lines, sections)), named)
+    return named or next(_placed(open_lines, lines, sections), [])
 
 
 def _outside_code(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
@@ -141,6 +138,8 @@ def _placed(
     open_lines: Sequence[tuple[int, str]], lines: Sequence[str], sections: Sequence[Section]
 ) -> Iterator[list[_Heading]]:
     """Rows of headings of one form, as many as there are sections, each with text below it."""
+    if not sections:
+        return
     required = [k for k, each in enumerate(sections) if not each.is_optional]
     forms: dict[str, list[int]] = {}
     for at, line in open_lines:
