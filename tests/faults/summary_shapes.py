@@ -14,6 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.summaries import put_as_asked
+
 # A word that stands in every text of a summary model here, and nowhere else.
 WORD = "quokkasummary"
 # What a client's own request carries; summary calls have none of its other fields.
@@ -167,7 +169,8 @@ class Upstream:
                 writer.write(http(EVENTS, kind="text/event-stream") if streams else http(ANSWER))
             elif head.startswith(b"POST"):
                 self.asked[who] += 1
-                await WAYS.get(who.partition(".")[0], sent(said()))(reader, writer)
+                well = sent(said(put_as_asked(TEXT, body.decode())))
+                await WAYS.get(who.partition(".")[0], well)(reader, writer)
             else:
                 writer.write(failing("404 Not Found"))
             await writer.drain()
