@@ -92,14 +92,20 @@ class BodyBudget:
         if self._waiting and counted_bytes < before:
             self._wake()
 
+    def set_aside(self, hold: "BodyHold", size_bytes: int) -> bool:
+        """Set room aside for a body to grow to this size. Returns whether there was room."""
+        fits = self._fits(hold, size_bytes)
+        if fits:
+            self.count(hold, max(size_bytes, hold.counted_bytes))
+        return fits
+
     async def wait(self, hold: "BodyHold", size_bytes: int) -> None:
         """Wait until a body may grow to this size, and set the room aside for it.
 
         Raises:
             Overloaded: There was no room in time, or too many wait already. The body is counted no more.
         """
-        if self._fits(hold, size_bytes):
-            self.count(hold, size_bytes)
+        if self.set_aside(hold, size_bytes):
             return
         if len(self._waiting) >= MAX_WAITING:
             hold.release()
@@ -166,6 +172,11 @@ class BodyHold:
             return True
         self._budget.count(self, size)
         return self._budget.has_room
+
+    def set_aside(self, rest_bytes: int) -> bool:
+        """Set room aside for so many bytes that are still to come. Returns whether there was room."""
+        size = self.size_bytes + rest_bytes
+        return size <= self.counted_bytes or self._budget.set_aside(self, size)
 
     async def wait(self, rest_bytes: int) -> None:
         """Wait for room for so many bytes that are still to come.

@@ -54,7 +54,10 @@ KNOW_ADAPTERS = {"app", "endpoints", "parts", "installation", "demo", "cli", "ad
 # Which parts or modules may import a library.
 OWNERS = {
     "aiohttp": {"adapters"},
+    "backports": {"dialects"},
     "blake3": {"dialects"},
+    "brotli": {"dialects"},
+    "compression": {"dialects"},  # of the standard library from Python 3.14 on
     "fastapi": {"admin"},
     "httptools": {"adapters", "serving"},
     "mcp": {"mcp"},

@@ -75,7 +75,7 @@ class ServerSection(BaseModel):
     drain_s: Seconds = 120
     """Longest time, in seconds, that requests under way get after that; what is left is cut."""
     max_body_bytes: Positive = 67_108_864
-    """Largest body, in bytes, of a request on a compacted path; a larger one is answered with 413."""
+    """Largest decoded body, in bytes, of a request on a compacted path; a larger one is answered with 413."""
     max_inflight_bytes: Annotated[Positive, Field(ge=MIN_INFLIGHT_BYTES)] | None = None
     """Bytes of bodies that each process holds; more wait 5 s, then get 503. Null: as its memory allows."""
     max_in_flight: Positive = 1_000

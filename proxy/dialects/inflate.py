@@ -7,13 +7,13 @@ import zlib
 from typing import Final
 
 IDENTITY: Final = frozenset({"", "identity"})
-_GZIP: Final = frozenset({"gzip", "x-gzip"})
+GZIP: Final = frozenset({"gzip", "x-gzip"})
 _AUTO_BITS: Final = 32 + zlib.MAX_WBITS
 _RAW_BITS: Final = -zlib.MAX_WBITS
 _HEADER_BYTES: Final = 2
 
 
-def _window_bits(head: bytes) -> int:
+def window_bits(head: bytes) -> int:
     """Raw, or with the header of zlib or gzip: servers that say deflate mean any (RFC 9110 §8.4.1.2)."""
     gzip = head == b"\x1f\x8b"
     zlib_header = head[0] & 0x0F == zlib.DEFLATED and int.from_bytes(head, "big") % 31 == 0
@@ -31,7 +31,7 @@ class Inflater:
     __slots__ = ("_engine", "_head", "_left", "failed")
 
     def __init__(self, encoding: str, limit: int) -> None:
-        self.failed = encoding.strip().lower() not in _GZIP | {"deflate"}
+        self.failed = encoding.strip().lower() not in GZIP | {"deflate"}
         self._left = limit
         self._head = b""
         self._engine: zlib._Decompress | None = None
@@ -44,7 +44,7 @@ class Inflater:
             data = self._head = self._head + data
             if len(data) < _HEADER_BYTES:
                 return b""
-            self._engine = zlib.decompressobj(_window_bits(data[:_HEADER_BYTES]))
+            self._engine = zlib.decompressobj(window_bits(data[:_HEADER_BYTES]))
             self._head = b""
         if self._engine.eof:
             return b""

@@ -9,6 +9,7 @@ from collections import deque
 
 from proxy.body_budget import BodyBudget
 from proxy.errors import Overloaded
+from proxy.relay.body_decoder import BodyDecoder
 
 # The longest wait for a place, in seconds, and when to come back after it in vain.
 QUEUE_S = 0.1
@@ -25,10 +26,12 @@ class Admission:
 
     Attributes:
         bodies: As given.
+        decoder: Decodes the bodies of these requests.
     """
 
     def __init__(self, places: int, queue_s: float = QUEUE_S, bodies: BodyBudget | None = None) -> None:
         self.bodies = bodies or BodyBudget()
+        self.decoder = BodyDecoder()
         self._places = places
         self._free = places
         self._queue_s = queue_s

@@ -25,6 +25,7 @@ from proxy.dialects.chat.wire import CHAT
 from proxy.dialects.json_slices import members
 from proxy.errors import RequestRefused, Unreadable
 from proxy.relay.admission import Admission
+from proxy.relay.body_decoder import UNDECODABLE
 from proxy.relay.exchange import Upstream
 from proxy.relay.headers import first_values, length_of
 from proxy.relay.inbound import read_body, while_connected
@@ -106,6 +107,7 @@ class Compact:
         try:
             raw = await self._read(scope, receive, hold)
             async with while_connected(scope, receive):
+                raw = await self._decode(raw, scope, hold)
                 answer = await self._compacted(raw, scope)
             await _answered(send, answer)
         finally:
@@ -113,11 +115,15 @@ class Compact:
             self._admission.leave()
 
     async def _read(self, scope: Scope, receive: Receive, hold: BodyHold) -> bytes:
-        first = first_values(scope["headers"])
-        if first.get(b"content-encoding", b"identity") != b"identity":
-            raise RequestRefused(415, "The body must not be encoded.", "encoded")
-        declared = length_of(first.get(b"content-length"))
+        declared = length_of(first_values(scope["headers"]).get(b"content-length"))
         return await read_body(scope, receive, self._config.server.max_body_bytes, hold, declared)
+
+    async def _decode(self, raw: bytes, scope: Scope, hold: BodyHold) -> bytes:
+        limit = self._config.server.max_body_bytes
+        decoded = await self._admission.decoder.decode(raw, scope["headers"], hold, limit)
+        if decoded is None:
+            raise RequestRefused(415, UNDECODABLE, "encoded")
+        return decoded
 
     async def _compacted(self, raw: bytes, scope: Scope) -> bytes:
         """The answer's body."""

@@ -12,12 +12,13 @@ import httpx
 import structlog
 from starlette.types import Receive, Scope, Send
 
+from proxy.body_budget import BodyHold
 from proxy.compaction.beside import beside
 from proxy.config.model import Config, for_model
 from proxy.dialects.body import read, small
 from proxy.dialects.inflate import IDENTITY, Inflater
 from proxy.dialects.messages.wire import MESSAGES
-from proxy.errors import Unreadable
+from proxy.errors import Overloaded, RequestRefused, Unreadable
 from proxy.guard import contained
 from proxy.learning import Learning
 from proxy.logs import NOT_OBSERVED
@@ -25,7 +26,7 @@ from proxy.reading import Gauge, Reading
 from proxy.relay.admission import Admission
 from proxy.relay.blind import Blind
 from proxy.relay.exchange import Upstream, build_request, open_answer, relay_back
-from proxy.relay.headers import content_length, first_values, value
+from proxy.relay.headers import content_length, first_values
 from proxy.relay.identity import origin
 from proxy.relay.inbound import read_body, while_connected
 from proxy.relay.whose import Whose
@@ -99,8 +100,7 @@ class CountTokens:
             ClientDisconnect: The client left; the upstream has been hung up on.
         """
         length = content_length(scope["headers"])
-        encoded = value(scope["headers"], b"content-encoding") not in {None, b"identity"}
-        if encoded or length is None or length > min(MAX_READ_BYTES, self._admission.bodies.most_bytes):
+        if length is None or length > min(MAX_READ_BYTES, self._admission.bodies.most_bytes):
             await self._blind(scope, receive, send)
             return
         if not self._admission.entered():
@@ -114,7 +114,7 @@ class CountTokens:
                 self._admission.leave()
             if counted is not None:
                 with contained(_not_observed):
-                    await self._learn(scope, raw, counted)
+                    await self._learn(scope, raw, counted, hold)
         finally:
             hold.release()
 
@@ -127,12 +127,15 @@ class CountTokens:
             whole = await relay_back(answer, send, tap=seen.feed)
         return seen.tokens(answer.field(b"content-encoding")) if succeeded and whole else None
 
-    async def _learn(self, scope: Scope, raw: bytes, counted: int) -> None:
+    async def _learn(self, scope: Scope, raw: bytes, counted: int, hold: BodyHold) -> None:
         try:
-            body = await beside(partial(read, raw, MESSAGES))
+            decoded = await self._admission.decoder.decode(raw, scope["headers"], hold, MAX_READ_BYTES)
+            if decoded is None:
+                return
+            body = await beside(partial(read, decoded, MESSAGES))
             gauge = Gauge(body.model, for_model(self._config, body.model).compaction.counter, MESSAGES)
             listed = await self._reading.listed(body, gauge)
-        except Unreadable:
+        except (Overloaded, RequestRefused, Unreadable):
             return
         if listed.guessed:  # images, whose tokens are not ours to count
             return

@@ -9,6 +9,7 @@ from secrets import token_bytes
 import httpx
 from starlette.types import Receive, Scope, Send
 
+from proxy.body_budget import BodyHold
 from proxy.compaction.compactor import REPLAYS, Compactor
 from proxy.compaction.fitting import Ask, Fit, Mode, Report, Status
 from proxy.compaction.policies import policy_for
@@ -21,6 +22,7 @@ from proxy.logs import REQUEST
 from proxy.memory import Memory
 from proxy.relay.admission import Admission
 from proxy.relay.aftermath import Aftermath, Answered
+from proxy.relay.body_decoder import CONTENT_ENCODING, OriginalRequest
 from proxy.relay.compaction_trigger import TriggerRequest, TriggerResponder
 from proxy.relay.control import ASKING, Control, control, stricter
 from proxy.relay.exchange import (
@@ -33,7 +35,7 @@ from proxy.relay.exchange import (
     send_error,
 )
 from proxy.relay.gate import Gate
-from proxy.relay.headers import first_values, length_of, value
+from proxy.relay.headers import drop_field, first_values, length_of
 from proxy.relay.identity import origin
 from proxy.relay.inbound import read_body, while_connected
 from proxy.relay.one_answer import relay_one
@@ -115,13 +117,21 @@ class Endpoint:
                 REQUEST.set(name)
                 declared = length_of(first.get(b"content-length"))
                 raw = await read_body(scope, receive, self._config.server.max_body_bytes, hold, declared)
+                original, opaque = None, False
+                if CONTENT_ENCODING in first:
+                    scope, raw, original, opaque = await self._decode(scope, receive, raw, hold)
                 trigger = None
                 if self._triggers is not None:
                     trigger = await self._triggers.read_request(raw, who, scope)
-                    raw = await self._triggers.items.expand(raw, scope)
+                    expanded = await self._triggers.items.expand(raw, scope)
+                    original = original if expanded is raw else None
+                    raw = expanded
+                    del expanded
                 who, side = await self._whose.placed(who, raw, first)
-                passage = Passage(who, raw, scope, wishes, len(raw), name, hold, side, trigger=trigger)
-                del raw  # so that it can be let go of
+                passage = Passage(
+                    who, raw, scope, wishes, len(raw), name, hold, side, original, opaque, trigger=trigger
+                )
+                del raw, original  # so that they can be let go of
                 if self._tracer is not None:
                     passage.trace = self._tracer.began(scope["headers"], name)
                 answered = await self._attended(passage, receive, send)
@@ -133,6 +143,18 @@ class Endpoint:
                     self._gate.reconsider()
         finally:
             hold.release()
+
+    async def _decode(
+        self, scope: Scope, receive: Receive, raw: bytes, hold: BodyHold
+    ) -> tuple[Scope, bytes, OriginalRequest | None, bool]:
+        """Decode a body. Returns the request as if it had come so, as it came, and whether that failed."""
+        decoder, limit = self._admission.decoder, self._config.server.max_body_bytes
+        async with while_connected(scope, receive):
+            decoded = await decoder.decode(raw, scope["headers"], hold, limit)
+        if decoded is None or decoded is raw:
+            return scope, raw, None, decoded is None
+        plain = {**scope, "headers": drop_field(scope["headers"], CONTENT_ENCODING)}
+        return plain, decoded, OriginalRequest(scope, raw), False
 
     async def _attended(self, passage: Passage, receive: Receive, send: Send) -> Answered | None:
         """Relay while the client is there, and note how it went; what can be learned, if anything."""
@@ -202,7 +224,7 @@ class Endpoint:
 
     async def _fit(self, passage: Passage) -> None:
         """Decide what to forward."""
-        if not passage.control.in_force and self._passes(passage):
+        if not passage.opaque and not passage.control.in_force and self._passes(passage):
             return
         try:
             passage.ask = await self._ask(passage)
@@ -227,9 +249,9 @@ class Endpoint:
         """The request as the compactor takes it.
 
         Raises:
-            Unreadable: It is no request that we could rewrite, or an encoded one (`encoded`).
+            Unreadable: It is no request that we could rewrite, or its body cannot be decoded (`encoded`).
         """
-        if value(passage.scope["headers"], b"content-encoding") not in {None, b"identity"}:
+        if passage.opaque:
             raise Unreadable("encoded")
         body = await self._reader.read_beside(passage.raw, passage.who.tenant, passage.who.conversation)
         if passage.control is USUAL:
@@ -281,7 +303,10 @@ class Endpoint:
         return shorter or answer
 
     async def _open(self, passage: Passage, raw: bytes) -> Answer:
-        request = passage.named(build_request(self._upstream, passage.scope, raw))
+        original, scope = passage.original, passage.scope
+        if original is not None and raw is passage.raw and passage.offer is None:
+            scope, raw = original  # nothing was changed: it goes on as it came
+        request = passage.named(build_request(self._upstream, scope, raw))
         if passage.offer is not None:
             request = asked_with(passage.offer, request)
         if passage.trace is not None:

@@ -53,6 +53,11 @@ def value(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
     return None
 
 
+def drop_field(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> Headers:
+    """Returns the fields but for those of this name, which is in lower case, as theirs are."""
+    return [field for field in headers if field[0] != name]
+
+
 def first_values(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     """The first value of every field, for whoever asks for several; names are in lower case already."""
     first = dict(headers)

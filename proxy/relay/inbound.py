@@ -22,7 +22,8 @@ NOTICE = "notice"
 Notice = Callable[[Callable[[], None] | None], None]
 
 
-def _too_large(limit: int) -> RequestRefused:
+def too_large(limit: int) -> RequestRefused:
+    """Returns the refusal of a body, decoded or not, that is larger than so many bytes."""
     return RequestRefused(413, f"The request body is larger than {limit} bytes.", "request_too_large")
 
 
@@ -70,7 +71,7 @@ async def read_body(
     """
     limit = min(limit, hold.most_bytes)
     if declared is not None and declared > limit:
-        raise _too_large(limit)
+        raise too_large(limit)
     try:
         return await _read_whole(scope, receive, limit, hold, declared)
     except MemoryError:
@@ -89,7 +90,7 @@ async def _read_whole(
         more = message.get("more_body", False)
         goes_on = hold.add(len(chunk))
         if hold.size_bytes > limit:
-            raise _too_large(limit)
+            raise too_large(limit)
         if not goes_on:
             rest = (limit if declared is None else declared) - hold.size_bytes if more else 0
             async with _while_noticed(scope):

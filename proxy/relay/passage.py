@@ -15,6 +15,7 @@ from proxy.dialects.dialect import Usage
 from proxy.noting import Notes
 from proxy.ports import HttpRequest
 from proxy.relay.aftermath import Answered
+from proxy.relay.body_decoder import OriginalRequest
 from proxy.relay.compaction_trigger import TriggerRequest
 from proxy.relay.control import UNREAD, Control, report_headers
 from proxy.relay.headers import Headers
@@ -44,13 +45,15 @@ class Passage:
 
     Attributes:
         who: Whose it is.
-        raw: The client's body, until nobody needs it any more.
-        scope: The request (ASGI).
+        raw: The client's body, decoded, until nobody needs it any more.
+        scope: The request (ASGI), as if its body had come decoded.
         control: What the client asked of us.
-        size: Bytes of the body.
+        size: Bytes of the body, decoded.
         request: Its id.
         hold: Counts its body.
         side: Which side call it is: nothing is learned of it, and no conversation notes it; None: it is none.
+        original: The request as it came, as long as that may be forwarded; None: its body was not encoded.
+        opaque: Whether its body is encoded in a way that cannot be undone, so that nothing is read of it.
         fit: What is forwarded; None where that is the body as it came, unread.
         ask: The request as it was read.
         model: The model asked for, as far as it matters.
@@ -75,6 +78,8 @@ class Passage:
     request: str
     hold: BodyHold
     side: Side | None = None
+    original: OriginalRequest | None = None
+    opaque: bool = False
     fit: Fit | None = None
     ask: Ask | None = None
     model: str = ""
@@ -151,7 +156,8 @@ class Passage:
         return self.fit or Fit(self.raw, 0, _NOTHING)
 
     def release(self) -> None:
-        """Let go of a body that was forwarded and that nothing is learned from, while its answer streams."""
+        """Let go of what nobody needs while the answer streams: bodies as they came, and those not read."""
+        self.original = None  # what may be sent from here on is changed
         if self.ask is None:
             self.raw = b""
             self.hold.release()

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from starlette.types import Receive, Scope, Send
 
+from proxy.body_budget import BodyHold
 from proxy.compaction.aside import Aside, Shortened, shortened
 from proxy.compaction.beside import beside
 from proxy.compaction.fitting import Ask, Mode
@@ -24,6 +25,7 @@ from proxy.dialects.responses.compaction_item import read_items
 from proxy.dialects.responses.wire import RESPONSES
 from proxy.errors import ProxyError, RequestRefused, Unreadable
 from proxy.relay.admission import Admission
+from proxy.relay.body_decoder import UNDECODABLE
 from proxy.relay.compact import patient
 from proxy.relay.compaction_items import CompactionItems
 from proxy.relay.exchange import PEEK_BYTES, Answer, Upstream, build_request, open_answer, relay_back
@@ -139,18 +141,18 @@ class ResponsesCompact:
             raw = await self._items.expand(raw, scope, restored=True)
             async with while_connected(scope, receive):
                 if self._config.upstream.responses_compact == "answer":
-                    await _answered(send, await self._compacted(raw, scope))
+                    await _answered(send, await self._compacted(raw, scope, hold))
                 else:
-                    await self._relayed(raw, scope, send)
+                    await self._relayed(raw, scope, send, hold)
         finally:
             hold.release()
             self._admission.leave()
 
-    async def _relayed(self, raw: bytes, scope: Scope, send: Send) -> None:
+    async def _relayed(self, raw: bytes, scope: Scope, send: Send, hold: BodyHold) -> None:
         """The upstream's answer; ours where it has none, and the request is one that we can answer."""
         answer = await open_answer(self._upstream, build_request(self._upstream, scope, raw))
         try:
-            body = await self._instead(answer, raw, scope)
+            body = await self._instead(answer, raw, scope, hold)
             if body is None:
                 await relay_back(answer, send)
                 return
@@ -158,22 +160,29 @@ class ResponsesCompact:
             await answer.aclose()
         await _answered(send, body)
 
-    async def _instead(self, answer: Answer, raw: bytes, scope: Scope) -> bytes | None:
+    async def _instead(self, answer: Answer, raw: bytes, scope: Scope, hold: BodyHold) -> bytes | None:
         if not await _is_absent(answer):
             return None
         try:
-            return await self._compacted(raw, scope)
+            return await self._compacted(raw, scope, hold)
         except ProxyError:
             return None
 
-    async def _compacted(self, raw: bytes, scope: Scope) -> bytes:
+    async def _compacted(self, raw: bytes, scope: Scope, hold: BodyHold) -> bytes:
         """The answer's body.
 
         Raises:
-            RequestRefused: 400, it holds nothing that could be compacted.
+            RequestRefused: 400, it holds nothing that could be compacted; 413, 415, see `BodyDecoder`.
+            Overloaded: There was no room to decode it in time.
         """
+        limit = self._config.server.max_body_bytes
+        decoded = await self._admission.decoder.decode(raw, scope["headers"], hold, limit)
+        if decoded is None:
+            raise RequestRefused(415, UNDECODABLE, "encoded")
         try:
-            body = await beside(partial(read, raw, RESPONSES))
+            if decoded is not raw:
+                decoded = await self._items.expand(decoded, scope, restored=True)
+            body = await beside(partial(read, decoded, RESPONSES))
             came = await self._compactor.compact(body, scope)
         except Unreadable as unreadable:
             code = unreadable.reason.replace("-", "_")

@@ -16,7 +16,7 @@ REASONS = {
     "deadline": "the summary did not come while the request waited for it",
     "duplicate-keys": "the request body names something twice",
     "empty": "the summary model wrote nothing",
-    "encoded": "the request body was compressed",
+    "encoded": "the request body is compressed and could not be decoded",
     "garbage": "the summary model's answer could not be read",
     "internal": "a fault of the proxy while compacting",
     "irreducible": "nearly all of it is what no round removes",
