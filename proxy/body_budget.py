@@ -2,8 +2,9 @@
 
 Bytes count as they arrive, so a client that declares much and sends nothing holds nothing. When the budget is
 used up, requests whose body goes on wait without reading: each for room for all of its rest, so that a
-request waits once and is never stopped again. Whoever waits too long is refused, in order, and its bytes let
-the next one go on. So a deadlock of bodies that are all half way ends after one wait.
+request that comes on at a good pace waits once. A slow one gives the room back. Whoever waits too long is
+refused, in order, and its bytes let the next one go on. So a deadlock of bodies that are all half way ends
+after one wait.
 
 The first `SMALL_BYTES` of each body are outside the budget. The number of places bounds them (`Admission`).
 """
@@ -20,6 +21,12 @@ SMALL_BYTES: Final = 65_536
 # The longest wait for room, and when to come back after it in vain, in seconds.
 WAIT_S: Final = 5.0
 RETRY_AFTER_S: Final = 5
+# Room that was set aside for the rest of a body is looked at so often, in seconds. If fewer bytes have come
+# since, it is given back, and the body counts as it arrives: a slow client holds no more than it has sent.
+ASIDE_S: Final = 2.0
+LEAST_PROGRESS_BYTES: Final = 512 * 1024
+# A body of unknown length gets room for as much again as has come, and for this much at least.
+UNKNOWN_BYTES: Final = 1024 * 1024
 # No more bodies wait at once. Each one holds what arrived in one read before it was counted.
 MAX_WAITING: Final = 64
 OUT_OF_MEMORY: Final = "The proxy has no memory left for this request; try again."
@@ -185,6 +192,35 @@ class BodyHold:
             Overloaded: There was none in time.
         """
         await self._budget.wait(self, self.size_bytes + rest_bytes)
+
+    async def wait_for_rest(self, declared_bytes: int | None, limit_bytes: int) -> None:
+        """Wait for room for what is still to come of a body, and set it aside while the body comes.
+
+        Args:
+            declared_bytes: Size of the body, if its head said so.
+            limit_bytes: The largest size that it may have.
+
+        Raises:
+            Overloaded: There was none in time.
+        """
+        size_bytes = self.size_bytes
+        unknown_bytes = size_bytes + max(size_bytes, UNKNOWN_BYTES)
+        whole_bytes = min(unknown_bytes if declared_bytes is None else declared_bytes, limit_bytes)
+        await self.wait(max(whole_bytes - size_bytes, 0))
+        self._watch(self.size_bytes)
+
+    def _watch(self, before_bytes: int) -> None:
+        """Give the room back that was set aside, unless the body goes on coming."""
+        if self.counted_bytes <= self.size_bytes:
+            return
+
+        def look() -> None:
+            if self.size_bytes - before_bytes < LEAST_PROGRESS_BYTES:
+                self.settle()
+            else:
+                self._watch(self.size_bytes)
+
+        asyncio.get_running_loop().call_later(ASIDE_S, look)
 
     def settle(self) -> None:
         """The body is whole: give back what was set aside for more."""

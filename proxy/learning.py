@@ -137,7 +137,10 @@ class Learning:
         smaller = min(window, known.window or window)
         until = self._now() + believed_s
         key = model_key(tenant, origin, model)
-        self._remember(key, known._replace(window=smaller, until=until))
+        known = known._replace(window=smaller, until=until)
+        if known.accepted > smaller:  # the upstream takes less than it did; the newer word counts
+            known = known._replace(accepted=smaller, accepted_until=self._now() + BELIEVED_S)
+        self._remember(key, known)
         await self._keep(key, model)
 
     async def learn_adds_output(self, tenant: str, origin: str, model: str) -> None:
@@ -297,8 +300,8 @@ class Learning:
 
     def _fresh(self, key: str) -> Learned:
         known, now = self._known[key], self._now()
-        risen = (known.window or 0) < known.accepted and known.accepted_until >= known.until
-        if known.window and (known.until <= now or risen):
+        accepted = known.accepted if known.accepted_until > now else 0
+        if known.window and (known.until <= now or known.window < accepted):
             known = known._replace(window=None)
         if known.discovered and known.asked_until <= now:
             known = known._replace(discovered=None)

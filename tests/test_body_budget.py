@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from proxy import body_budget as module
 from proxy.body_budget import (
     COST_FACTOR,
     GROWTH_BYTES,
@@ -32,6 +33,34 @@ async def test_small_bodies_pass_while_the_budget_is_used_up_and_a_large_one_wai
     assert budget.open().add(SMALL_BYTES)
     assert not wait.done()
     wait.cancel()
+
+
+@pytest.mark.parametrize("declared", [ROOM + SMALL_BYTES, None])
+async def test_room_set_aside_for_a_body_that_does_not_come_is_given_back(
+    declared: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ASIDE_S", 0.001)
+    budget = BodyBudget(ROOM, wait_s=NEVER_S)
+    slow = budget.open()
+    slow.add(SMALL_BYTES + 1)
+    await slow.wait_for_rest(declared, ROOM + SMALL_BYTES)
+    assert budget.used_bytes > SMALL_BYTES + 1
+    waiting = budget.open()
+    waiting.add(ROOM)
+    await waiting.wait_for_rest(ROOM, ROOM + SMALL_BYTES)
+    assert slow.counted_bytes == SMALL_BYTES + 1
+
+
+async def test_room_stays_set_aside_for_a_body_that_goes_on_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ASIDE_S", 0.001)
+    monkeypatch.setattr(module, "LEAST_PROGRESS_BYTES", 0)
+    budget = BodyBudget(ROOM, wait_s=NEVER_S)
+    steady = budget.open()
+    steady.add(SMALL_BYTES + 1)
+    await steady.wait_for_rest(ROOM, ROOM)
+    await asyncio.sleep(0.01)
+    assert steady.counted_bytes == ROOM
+    steady.release()
 
 
 def test_what_is_declared_and_not_sent_holds_nothing() -> None:

@@ -257,6 +257,20 @@ async def test_a_count_that_stands_still_while_the_conversation_grows_gives_the_
     assert await window(learning) == 2_050
 
 
+async def test_an_inferred_window_holds_although_more_was_accepted_before() -> None:
+    store = MemoryStore()
+    learning = Learning(Records(store, ignored))
+    await learning.overflowed(TENANT, ORIGIN, MODEL, 16_000)
+    await answered(learning, 30_000, 30_000)
+    again = Learning(Records(store, ignored))
+    for _ in range(3):
+        await answered(again, 1_000, 1_070)
+    cut = [await answered(again, size, 8_000, thread=str(size)) for size in (16_000, 20_000, 24_000)]
+    assert cut == [False, False, True]
+    assert await window(again) == 8_000
+    assert await window(Learning(Records(store, ignored))) == 8_000
+
+
 async def test_a_learned_window_rises_when_a_larger_request_is_accepted() -> None:
     store = MemoryStore()
     learning = Learning(Records(store, ignored))

@@ -70,9 +70,10 @@ class HeldBodies:
             message = await receive()
             if not hold.add(len(message.get("body", b""))):
                 declared = Headers(scope=scope).get("content-length", "")
-                whole = int(declared) if declared.isdecimal() else LARGEST_BYTES
-                rest = min(whole, LARGEST_BYTES) - hold.size_bytes if message.get("more_body") else 0
-                await hold.wait(max(rest, 0))
+                whole = int(declared) if declared.isdecimal() else None
+                if not message.get("more_body"):
+                    whole = hold.size_bytes
+                await hold.wait_for_rest(whole, LARGEST_BYTES)
             return message
 
         try:

@@ -17,7 +17,7 @@ from proxy.compaction.fitting import Ask, Fit, Forwarded, Mode, Report, Status
 from proxy.compaction.policies import policy_for
 from proxy.compaction.replacing import QUIET, Replacing
 from proxy.compaction.view import View
-from proxy.compaction.viewer import Viewer
+from proxy.compaction.viewer import TIGHT_SHARE, Viewer
 from proxy.core.anchor import anchored
 from proxy.core.calibration import Calibration
 from proxy.core.message import Message
@@ -168,24 +168,25 @@ class Compactor:
         return self._written(bare, settled, Status.BYPASSED, ASKED)
 
     async def _refitted(self, ask: Ask, refused: Fit, overflow: Overflow, refusals: int) -> Fit:
-        limit, adds_output = await self._lesson(ask, refused, overflow)
+        limit, adds_output = await self._lesson(ask, refused, overflow, refusals)
         window = min(filter(None, (limit, ask.settings.window)))
         narrower = replace(ask, settings=replace(ask.settings, window=window))
         view = await self._viewer.view(narrower, refusals=0 if adds_output else refusals, fresh=True)
         if view.wishes.bypass:
             return self._bypassed(view)
-        view = _told(view, refused.estimate, overflow)
+        view = _told(view, refused.estimate, overflow, None if adds_output else refusals)
         if adds_output:  # the prompt alone fits, so nothing may be cut from it
             taken = max(view.budget.input_limit, view.bound(view.effective))
             view = replace(view, budget=replace(view.budget, input_limit=taken))
-        due = view.due() if adds_output and ask.lower_output else "overflow"
+        due = view.due() if view.budget.sum_limit is not None and ask.lower_output else "overflow"
         return await self._finished(view, due)
 
-    async def _lesson(self, ask: Ask, refused: Fit, overflow: Overflow) -> tuple[int, bool]:
+    async def _lesson(self, ask: Ask, refused: Fit, overflow: Overflow, refusals: int) -> tuple[int, bool]:
         """Learn from a refusal.
 
         Returns the window that the request must fit, and whether only its sum with the output asked for did
-        not fit. Errors may echo the request. So nothing is remembered of a number that stands in it.
+        not fit. An error that does not say so may mean it, which is supposed once, and never remembered.
+        Errors may echo the request. So nothing is remembered of a number that stands in it.
         """
         estimate = refused.estimate
         if not estimate:  # it had passed the gate uncounted
@@ -199,10 +200,11 @@ class Compactor:
             return int(learned.calibration.size(estimate) * BLIND_SHARE), False
         if overflow.kind != "tpm" and overflow.limit not in echoed:
             await self._learning.overflowed(ask.tenant, ask.origin, ask.model, overflow.limit)
-        adds_output = _is_for_output(overflow, learned.calibration, estimate, ask.body.max_output or 0)
-        if adds_output:
+        if overflow.kind == "context_output":
             await self._learning.learn_adds_output(ask.tenant, ask.origin, ask.model)
-        return overflow.limit, adds_output
+            return overflow.limit, True
+        asked = ask.body.max_output or 0
+        return overflow.limit, refusals == 1 and _may_be_sum(overflow, learned.calibration, estimate, asked)
 
     async def _finished(self, view: View, due: str | None) -> Fit:
         """The request with a round made if one is due, and brought under the limit."""
@@ -291,20 +293,30 @@ def _due(view: View) -> str | None:
     return "force" if forced else view.due()
 
 
-def _told(view: View, estimate: int, overflow: Overflow) -> View:
-    """The view with what the upstream has counted of the request that it refused, if it said so."""
-    if not estimate or overflow.used is None or overflow.kind not in {"context", "context_output"}:
+def _told(view: View, estimate: int, overflow: Overflow, refusals: int | None) -> View:
+    """The view with what the upstream has counted of the request that it refused, if it said so.
+
+    Where it named a limit only, the prompt was larger than that: so many `refusals` show by how much less it
+    may be. None says that the prompt alone fits.
+    """
+    if overflow.kind not in {"context", "context_output"}:
         return view
-    anchor = anchored(view.prefixes, view.standing, estimate, overflow.used)
-    if anchor is None:
+    used, most = overflow.used, int(TOLD_SHARE * view.budget.window)
+    estimate = estimate or view.counted(view.messages)
+    if used is None and overflow.limit is not None and refusals is not None:
+        used, most = overflow.limit + 1, int(overflow.limit * TIGHT_SHARE**refusals)
+    elif used is None:
         return view
-    return replace(view, anchor=anchor, most=max(view.most, int(TOLD_SHARE * view.budget.window)))
+    else:
+        most = max(view.most, most)
+    anchor = anchored(view.prefixes, view.standing, estimate, used)
+    return view if anchor is None else replace(view, anchor=anchor, most=most)
 
 
-def _is_for_output(overflow: Overflow, calibration: Calibration, estimate: int, asked: int) -> bool:
-    """Whether the upstream refused only the sum of the prompt and the `asked` tokens of output."""
+def _may_be_sum(overflow: Overflow, calibration: Calibration, estimate: int, asked: int) -> bool:
+    """Whether the upstream may have refused only the sum of the prompt and the `asked` tokens of output."""
     if overflow.kind != "context" or overflow.limit is None or overflow.used is not None:
-        return overflow.kind == "context_output"
+        return False
     return calibration.bound(estimate) < overflow.limit < calibration.size(estimate) + asked
 
 

@@ -16,6 +16,10 @@ INEFFECTIVE_ROUNDS = 2
 # A conversation is tried again once it has grown by this share, or after so many seconds.
 GROWTH = 0.20
 PAUSE_S = 600.0
+# After a round that could not be made less growth may make one possible; and less still where the request no
+# longer fits otherwise.
+FAILURE_GROWTH = 0.05
+URGENT_GROWTH = 0.02
 MAX_CONVERSATIONS = 10_000
 
 
@@ -37,7 +41,7 @@ class _Failure:
         length: Number of the messages.
         prefix: Prefix digest of the last of them.
         window: Of the model, in tokens; how large a round may be follows from it.
-        tokens: Size of the request.
+        tokens: Counted tokens of the request.
         at: When it failed.
     """
 
@@ -95,23 +99,27 @@ class Effects:
             thread: The conversation (`view.thread`).
             prefixes: Prefix digests of its messages.
             window: Of the model, in tokens.
-            tokens: Size of the request.
+            tokens: Counted tokens of the request: calibration must not look like growth.
         """
         self._failures.pop(thread, None)
         self._failures[thread] = _Failure(len(prefixes), prefixes[-1], window, tokens, self._clock())
         if len(self._failures) > MAX_CONVERSATIONS:
             self._failures.popitem(last=False)
 
-    def is_failing(self, thread: str, prefixes: Sequence[bytes], *, window: int, tokens: int) -> bool:
+    def is_failing(
+        self, thread: str, prefixes: Sequence[bytes], *, window: int, tokens: int, urgent: bool
+    ) -> bool:
         """Returns whether a round of this request would fail as the last one did; arguments as above.
 
-        True where the request begins with the messages of a round that failed, until it has grown by `GROWTH`
-        or `PAUSE_S` have passed. Another conversation of the same thread is not held back.
+        True where the request begins with the messages of a round that failed, until it has grown by
+        `FAILURE_GROWTH`, by `URGENT_GROWTH` if it is `urgent`, or `PAUSE_S` have passed. Another
+        conversation of the same thread is not held back.
         """
         known = self._failures.get(thread)
         if known is None or known.window != window or len(prefixes) < known.length:
             return False
-        return prefixes[known.length - 1] == known.prefix and self._rests(known, tokens)
+        growth = URGENT_GROWTH if urgent else FAILURE_GROWTH
+        return prefixes[known.length - 1] == known.prefix and self._rests(known, tokens, growth)
 
-    def _rests(self, known: _Effect | _Failure, tokens: int) -> bool:
-        return tokens < (1 + GROWTH) * known.tokens and self._clock() - known.at < PAUSE_S
+    def _rests(self, known: _Effect | _Failure, tokens: int, growth: float = GROWTH) -> bool:
+        return tokens < (1 + growth) * known.tokens and self._clock() - known.at < PAUSE_S

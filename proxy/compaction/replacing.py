@@ -130,9 +130,11 @@ class Replacing:
     def _paused(self, view: View) -> bool:
         return self._effects.paused(view.thread, view.size(view.effective))
 
-    def _is_failing(self, view: View) -> bool:
-        tokens, window = view.size(view.effective), view.budget.window
-        return self._effects.is_failing(view.thread, view.prefixes, window=window, tokens=tokens)
+    def _is_failing(self, view: View, *, urgent: bool = False) -> bool:
+        tokens, window = view.counted(view.effective), view.budget.window
+        return self._effects.is_failing(
+            view.thread, view.prefixes, window=window, tokens=tokens, urgent=urgent
+        )
 
     async def _make(self, view: View, job: Job) -> Checkpoint:
         """Returns the round of a job that asks no model; takes note where it cannot be made.
@@ -144,7 +146,7 @@ class Replacing:
             return await self._rounds.make(job, PLAIN_S, finish=True)
         except SummaryFailed as failed:
             if failed.reason in HOPELESS:
-                tokens, window = view.size(view.effective), view.budget.window
+                tokens, window = view.counted(view.effective), view.budget.window
                 self._effects.note_failure(view.thread, view.prefixes, window=window, tokens=tokens)
             raise
 
@@ -201,7 +203,7 @@ class Replacing:
 
     async def _made(self, view: View, due: str) -> tuple[Checkpoint, str | None]:
         """A round made now: with the summary if it comes in time, else without, and why."""
-        if due not in INSISTENT and self._is_failing(view):
+        if due not in INSISTENT and self._is_failing(view, urgent=due in FORCED):
             raise SummaryFailed(PAUSED)
         draft = await self._drafting.drafted(view, small=due in FORCED)
         if draft is None:

@@ -57,12 +57,10 @@ class Learned(NamedTuple):  # made for each answer: a dataclass costs four times
 def merged(ours: Learned, theirs: Learned, now: float) -> Learned:
     """What two replicas know, taken together."""
     calibration = max(ours.calibration, theirs.calibration, key=lambda each: each.observations)
-    larger = max(ours, theirs, key=lambda each: each.accepted if each.accepted_until > now else 0)
-    accepted, since = larger.accepted, larger.accepted_until
+    newer = max(ours, theirs, key=lambda each: each.accepted_until)
+    accepted, since = newer.accepted if newer.accepted_until > now else 0, newer.accepted_until
     believed = [
-        each
-        for each in (ours, theirs)
-        if each.window and each.until > now and not (each.window < accepted and since >= each.until)
+        each for each in (ours, theirs) if each.window and each.until > now and each.window >= accepted
     ]
     narrower = min(believed, key=lambda each: (each.window or 0, -each.until), default=ours)
     later = max(ours, theirs, key=lambda each: each.asked_until)

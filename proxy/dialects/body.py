@@ -164,10 +164,13 @@ def with_output(raw: bytes, dialect: Dialect, tokens: int) -> bytes:
     if (place := found.get(dialect.members.thinking)) is not None:
         thinking = small(raw[place.start : place.stop])
         needed = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
-        if isinstance(needed, int) and needed >= tokens:
+        if isinstance(needed, int | float) and needed >= tokens:
             return raw
     places = sorted((found[key] for key in dialect.members.output if key in found), reverse=True)
     for place in places:
+        asked = small(raw[place.start : place.stop])
+        if isinstance(asked, int) and asked <= tokens:
+            continue
         raw = raw[: place.start] + b"%d" % tokens + raw[place.stop :]
     return raw
 

@@ -92,9 +92,8 @@ async def _read_whole(
         if hold.size_bytes > limit:
             raise too_large(limit)
         if not goes_on:
-            rest = (limit if declared is None else declared) - hold.size_bytes if more else 0
             async with _while_noticed(scope):
-                await hold.wait(max(rest, 0))
+                await hold.wait_for_rest(declared if more else hold.size_bytes, limit)
         if whole is None and not more:
             return chunk  # mostly
         whole = whole or BytesIO()

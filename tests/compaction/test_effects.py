@@ -1,6 +1,15 @@
 """Hysteresis: rounds that do no good, and floors that no round lowers."""
 
-from proxy.compaction.effects import GROWTH, MAX_CONVERSATIONS, PAUSE_S, Effects
+import pytest
+
+from proxy.compaction.effects import (
+    FAILURE_GROWTH,
+    GROWTH,
+    MAX_CONVERSATIONS,
+    PAUSE_S,
+    URGENT_GROWTH,
+    Effects,
+)
 from proxy.compaction.fitting import Mode, Status
 from tests.compaction.bench import Bench, JsonObject, bench, talk
 
@@ -53,29 +62,30 @@ def failed_at(clock: list[float], *prefixes: bytes) -> Effects:
 def test_a_round_that_failed_is_not_tried_again_for_the_same_messages_and_more() -> None:
     effects = failed_at([0.0], b"1", b"2")
     for prefixes in ((b"1", b"2"), (b"1", b"2", b"3")):
-        assert effects.is_failing(WHO, prefixes, window=8_000, tokens=1_000)
+        assert effects.is_failing(WHO, prefixes, window=8_000, tokens=1_000, urgent=False)
     for others in ((b"1",), (b"1", b"other"), (b"1", b"other", b"3")):
-        assert not effects.is_failing(WHO, others, window=8_000, tokens=1_000)
-    assert not effects.is_failing(WHO, (b"1", b"2"), window=9_000, tokens=1_000)
-    assert not effects.is_failing("other", (b"1", b"2"), window=8_000, tokens=1_000)
+        assert not effects.is_failing(WHO, others, window=8_000, tokens=1_000, urgent=False)
+    assert not effects.is_failing(WHO, (b"1", b"2"), window=9_000, tokens=1_000, urgent=False)
+    assert not effects.is_failing("other", (b"1", b"2"), window=8_000, tokens=1_000, urgent=False)
 
 
-def test_a_round_that_failed_is_tried_again_after_growth_or_time() -> None:
+@pytest.mark.parametrize(("urgent", "growth"), [(False, FAILURE_GROWTH), (True, URGENT_GROWTH)])
+def test_a_round_that_failed_is_tried_again_after_growth_or_time(*, urgent: bool, growth: float) -> None:
     clock = [0.0]
     effects = failed_at(clock, b"1")
-    grown = int(1_000 * (1 + GROWTH))
-    assert effects.is_failing(WHO, (b"1",), window=8_000, tokens=grown - 1)
-    assert not effects.is_failing(WHO, (b"1",), window=8_000, tokens=grown)
+    grown = int(1_000 * (1 + growth))
+    assert effects.is_failing(WHO, (b"1",), window=8_000, tokens=grown - 1, urgent=urgent)
+    assert not effects.is_failing(WHO, (b"1",), window=8_000, tokens=grown, urgent=urgent)
     clock[0] = PAUSE_S
-    assert not effects.is_failing(WHO, (b"1",), window=8_000, tokens=1_000)
+    assert not effects.is_failing(WHO, (b"1",), window=8_000, tokens=1_000, urgent=urgent)
 
 
 def test_only_so_many_failures_are_remembered() -> None:
     effects = failed_at([0.0], b"1")
     for number in range(MAX_CONVERSATIONS):
         effects.note_failure(str(number), (b"1",), window=8_000, tokens=1_000)
-    assert not effects.is_failing(WHO, (b"1",), window=8_000, tokens=1_000)
-    assert effects.is_failing("0", (b"1",), window=8_000, tokens=1_000)
+    assert not effects.is_failing(WHO, (b"1",), window=8_000, tokens=1_000, urgent=False)
+    assert effects.is_failing("0", (b"1",), window=8_000, tokens=1_000, urgent=False)
 
 
 def crowded(turns: int, system: int) -> list[JsonObject]:

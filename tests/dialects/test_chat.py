@@ -336,6 +336,31 @@ def test_less_output_is_asked_for_where_more_was_and_every_other_byte_stays(
     assert with_output(body.raw, CHAT, 300) == raw.format(expected).encode()
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ('"max_completion_tokens":900,"max_tokens":200,', '"max_completion_tokens":300,"max_tokens":200,'),
+        (
+            '"max_tokens":900,"thinking":{"budget_tokens":299},',
+            '"max_tokens":300,"thinking":{"budget_tokens":299},',
+        ),
+        (
+            '"max_tokens":900,"thinking":{"budget_tokens":300},',
+            '"max_tokens":900,"thinking":{"budget_tokens":300},',
+        ),
+        (
+            '"max_tokens":900,"thinking":{"budget_tokens":3e2},',
+            '"max_tokens":900,"thinking":{"budget_tokens":3e2},',
+        ),
+    ],
+)
+def test_less_output_is_never_more_than_was_asked_for_nor_less_than_thinking_needs(
+    fields: str, expected: str
+) -> None:
+    raw = '{%s"messages":[{"role":"user","content":"Hello"}]}'
+    assert with_output((raw % fields).encode(), CHAT, 300) == (raw % expected).encode()
+
+
 def test_a_probe_asks_for_sixteen_tokens_of_the_same_prompt_unstreamed() -> None:
     fields = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": [], "user": "u"}
     asked = {**fields, "stream": True, "stream_options": {"include_usage": True}, "n": 3}

@@ -1,5 +1,6 @@
 """`max_tokens` is lowered where the upstream refuses its sum with the prompt, and the client is told."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,34 @@ def test_false_forwards_the_refusal_and_changes_nothing(tmp_path: Path) -> None:
     assert reply.json()["error"]["code"] == "context_length_exceeded"
     assert HEADER not in reply.headers
     assert {each.json()["max_tokens"] for each in requests(provider)} == {32_000}
+
+
+def test_a_refusal_of_the_prompt_that_names_a_limit_only_is_not_taken_for_one_of_the_sum(
+    tmp_path: Path,
+) -> None:
+    window, wire = 40_000, WIRES["chat"]
+
+    def refuse_long_prompts(request: Received) -> Reply:
+        if request.method == "GET" or len(request.body) // 3 <= window:  # more tokens than we estimate
+            return answer(request)
+        words = f"This model's maximum context length is {window} tokens. "
+        words += "Please reduce the length of the messages."
+        error = {"message": words, "type": "invalid_request_error", "code": "context_length_exceeded"}
+        return Reply(400, json.dumps({"error": error}).encode())
+
+    provider = Provider(refuse_long_prompts)
+    messages = [{"role": "user", "content": "Read it."}, *wire.unit(0, prose(26_500, "file"))]
+    body = wire.request("m-100k", 16_000, 100, messages)
+    try:
+        with (
+            run_proxy(tmp_path, provider.url, {"summary": {"model": "none"}}) as proxy,
+            proxy.client() as client,
+        ):
+            replies = [client.post(wire.path, json=body) for _ in range(2)]
+    finally:
+        provider.close()
+    assert [each.status_code for each in replies] == [200, 200]
+    assert {each.json()["max_tokens"] for each in requests(provider)} == {16_000}
 
 
 def test_thinking_keeps_the_output_that_it_needs(tmp_path: Path) -> None:

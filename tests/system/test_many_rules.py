@@ -156,6 +156,30 @@ def test_pins_labelled_rules_and_the_newest_rules_survive_among_very_many(
     assert "rules-lost" not in proxy.log_path.read_text()
 
 
+def test_a_round_that_could_not_be_made_is_made_once_the_conversation_has_grown(
+    tmp_path: Path, provider: Provider
+) -> None:
+    provider.answer = answer_without_summaries
+    rules = [
+        f"Never deploy {' or '.join(word(k * 7 + j) for j in range(12))} before review." for k in range(500)
+    ]
+    messages = [{"role": "user", "content": "\n".join(rules[k : k + 20])} for k in range(0, len(rules), 20)]
+    text = (
+        "The worker reads the next job from the queue and writes its result into the table of reports. " * 70
+    )
+    window = {"models": {"*": {"window": 40_000}}}
+    with run_proxy(tmp_path, provider.url, window) as running, running.client() as client:
+        send(client, messages)
+        for step in range(15):
+            messages.append({"role": "user", "content": f"What do you say to text {step}?\n{text}"})
+            messages.append({"role": "assistant", "content": f"Fine, {step}."})
+        messages.append({"role": "user", "content": "Go on."})
+        answer = send(client, messages)
+    sent = [request.body.decode() for request in provider.received if request.method == "POST"][-1]
+    assert answer.headers["x-compaction-status"] == "applied"
+    assert [rule for rule in rules if rule not in sent] == []
+
+
 def test_a_round_that_cannot_succeed_is_not_tried_again_with_every_message(
     tmp_path: Path, provider: Provider
 ) -> None:

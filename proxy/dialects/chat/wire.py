@@ -55,6 +55,7 @@ CHAT = Dialect(
         messages="messages",
         output=("max_completion_tokens", "max_tokens"),
         prompt=("tools", "functions", "response_format"),
+        thinking="thinking",
     ),
     listed=_listed,
     left=_never_left,
