@@ -65,4 +65,4 @@ def test_a_failing_summary_of_a_forged_model_is_one_line(proxy: Any) -> None:
     assert status == 500  # the upstream's own
     lines = proxy.logged()
     assert lines
-    assert all(line["event"].startswith(("compaction.", "relay.")) for line in lines), lines
+    assert all(line["event"].startswith(("compaction.", "relay.", "upstream.")) for line in lines), lines

@@ -17,7 +17,7 @@ WORDS = frozenset(
 # What is known of chat: the older role of results, which takes part in digests; and how an answer to a
 # summary call says that it is cut.
 KNOWN = {
-    "answer": {"max_tokens"},
+    "answer": {"max_tokens", "max_output_tokens"},
     "digest": {"function"},
     "facts": {"function"},
     "repair": {"function"},
