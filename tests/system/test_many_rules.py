@@ -85,6 +85,13 @@ def proxy(request: pytest.FixtureRequest, tmp_path: Path, provider: Provider) ->
         yield running
 
 
+# Repeated rules never held the loop, so they are part of the full run only.
+rules_of_both_kinds = pytest.mark.parametrize(
+    "distinct",
+    [pytest.param(True, id="distinct"), pytest.param(False, id="repeated", marks=pytest.mark.slow)],
+)
+
+
 def measure_least(measure: Callable[[], float], enough: float) -> float:
     """Returns the least of some measurements; makes no further one once one is small enough."""
     least = measure()
@@ -95,7 +102,7 @@ def measure_least(measure: Callable[[], float], enough: float) -> float:
     return least
 
 
-@pytest.mark.parametrize("distinct", [True, False], ids=["distinct", "repeated"])
+@rules_of_both_kinds
 def test_a_conversation_of_very_many_rules_does_not_hold_the_event_loop(
     proxy: Proxy, *, distinct: bool
 ) -> None:
@@ -112,7 +119,7 @@ def test_a_conversation_of_very_many_rules_does_not_hold_the_event_loop(
             assert held_s <= MOST_HELD_S, f"{size} rules"
 
 
-@pytest.mark.parametrize("distinct", [True, False], ids=["distinct", "repeated"])
+@rules_of_both_kinds
 def test_twice_as_many_rules_cost_about_twice_the_processor_time(proxy: Proxy, *, distinct: bool) -> None:
     def measure_cost(client: httpx.Client, messages: list[Message]) -> float:
         proxy.wait_for_quiet()
