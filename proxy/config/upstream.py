@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, SecretStr
 
-from proxy.config.values import STRICT, HttpUrl, Key, Only, Seconds, origin
+from proxy.config.values import STRICT, AutoOrFalse, HttpUrl, Key, Only, Seconds, origin
 
 # The wires by name; the first is the one that `upstream` itself is about.
 RESPONSES, MESSAGES = "responses", "messages"
@@ -51,7 +51,7 @@ class UpstreamSection(BaseModel):
     """Longest silence of the upstream, in seconds."""
     stream_usage: Annotated[str, Only("observe")] = "observe"
     """Whether `usage` on streams is only observed."""
-    lower_max_tokens: Literal["auto"] | bool = "auto"
+    lower_max_tokens: AutoOrFalse = "auto"
     """`auto`: `max_tokens` is lowered where the upstream refuses its sum with the prompt; `false`: never."""
     responses_compact: Literal["auto", "relay", "answer"] = "auto"
     """Who compacts if a client asks: `relay` the upstream, `answer` the proxy, `auto` the one that can."""

@@ -3,7 +3,7 @@
 import json
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, SecretStr
@@ -34,6 +34,15 @@ class Only:
 def _shown(value: object) -> str:
     """A value as YAML would write it."""
     return "an empty list" if value == () else json.dumps(value)
+
+
+def _auto_or_false(value: object) -> object:
+    """Reads `auto` or false, also as the environment gives it; true means `auto`."""
+    if value is False or value == "false":
+        return False
+    if value is True or (isinstance(value, str) and value in {"auto", "true"}):
+        return "auto"
+    raise ValueError("must be auto or false")
 
 
 def no_boolean(value: object) -> object:
@@ -147,6 +156,7 @@ def _key(secret: SecretStr) -> SecretStr:
 
 
 Key = Annotated[SecretStr, AfterValidator(_key)]
+AutoOrFalse = Annotated[Literal["auto", False], BeforeValidator(_auto_or_false)]
 Number = Annotated[int, BeforeValidator(no_boolean), Field(ge=0)]
 Positive = Annotated[int, BeforeValidator(no_boolean), Field(ge=1)]
 Seconds = Annotated[float, BeforeValidator(no_boolean), Field(gt=0, allow_inf_nan=False)]

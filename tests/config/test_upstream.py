@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from proxy.config.upstream import UpstreamSection
 
@@ -47,3 +48,20 @@ def test_a_key_goes_to_the_origin_that_it_is_named_for(
     section = UpstreamSection.model_validate(given)
     assert section.provider("chat") == (given.get("base_url", OPENAI).rstrip("/"), given.get("api_key", ""))
     assert (section.provider("responses"), section.provider("messages")) == (responses, messages)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("auto", "auto"), (True, "auto"), ("true", "auto"), (False, False), ("false", False)],
+)
+def test_lower_max_tokens_is_auto_or_false(given: object, expected: object) -> None:
+    section = UpstreamSection.model_validate({"lower_max_tokens": given})
+    assert section.lower_max_tokens == expected
+
+
+@pytest.mark.parametrize("given", ["maybe", 3, 0, None, {"a": 1}])
+def test_anything_else_for_lower_max_tokens_is_one_clear_error(given: object) -> None:
+    with pytest.raises(ValidationError) as caught:
+        UpstreamSection.model_validate({"lower_max_tokens": given})
+    [error] = caught.value.errors()
+    assert error["msg"] == "Value error, must be auto or false"
