@@ -204,9 +204,16 @@ def test_only_commands_import_inside_functions(path: Path) -> None:
     assert part_of(name_of(path)) == "cli" or inner == set()
 
 
+@cache
+def own_classes() -> frozenset[str]:
+    """Names of all classes of the package."""
+    nodes = (node for path in MODULES for node in ast.walk(tree(path)))
+    return frozenset(node.name for node in nodes if isinstance(node, ast.ClassDef))
+
+
 @every_module
 def test_our_own_classes_do_not_inherit_from_one_another(path: Path) -> None:
-    own = {node.name for other in MODULES for node in ast.walk(tree(other)) if isinstance(node, ast.ClassDef)}
+    own = own_classes()
     inherited = {
         f"{node.name}({ast.unparse(base)})"
         for node in ast.walk(tree(path))
