@@ -13,7 +13,7 @@ from proxy.core.ledger import Standing, ledger, rendered, rules
 from proxy.core.masks import MASK_TOKENS, first_to_go
 from proxy.core.message import Message, latest_user
 from proxy.core.planner import Plan, plan, task_index, unchanged, with_edits
-from proxy.core.policy import LAYOUT
+from proxy.core.policy import LAYOUT, Limit
 from proxy.core.tail import Room, boundary, chain_records, sizes
 from proxy.reading import Reading
 
@@ -24,6 +24,13 @@ SUMMARY_SHARE = 0.06
 # What cannot shrink by this share of T is not worth a summary.
 LEAST_SHARE = 0.10
 CHARACTERS_A_TOKEN = 3.5
+# A ledger takes this share of its limit, however little room there is.
+LEAST_LEDGER_SHARE = 0.4
+# This share of T counts as free for a ledger, even if less is.
+LEAST_FREE_SHARE = 0.25
+# Masks suffice where they bring the rest of the request down to this share of what T leaves beside a fixed
+# part that is larger than the target.
+MASKED_SHARE = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +123,8 @@ class _Held(NamedTuple):
 
 def _masked(view: View, room: Room) -> Draft | None:
     """Masks, if they suffice."""
-    masks = _masks(view, room, boundary(view.body, view.effective, view.policy, view.earlier, room))
+    stop = boundary(view.body, view.effective, view.policy, view.earlier, room, least=True)
+    masks = _masks(view, room, stop)
     return Draft(with_edits(unchanged(view.earlier), dict.fromkeys(masks, "mask")), 0) if masks else None
 
 
@@ -173,13 +181,18 @@ def _masks(view: View, room: Room, stop: int) -> list[int]:
         for index in _old_results(view, stop)
         if index not in known and forwarded[index] > 2 * MASK_TOKENS
     ]
-    size, masks = room.size, []
+    if room.target is None:
+        return []
+    goal = room.target
+    if goal <= room.fixed:  # no round reaches it
+        goal = room.fixed + int(MASKED_SHARE * (room.trigger - room.fixed))
+    size, masks = room.size + room.growth, []
     for index in first_to_go(view.body, candidates):
-        if room.target is None or size <= room.target:
+        if size <= goal:
             break
         masks.append(index)
         size -= forwarded[index] - MASK_TOKENS
-    return masks if room.target is not None and size <= room.target else []
+    return masks if size <= goal else []
 
 
 def _old_results(view: View, stop: int) -> list[int]:
@@ -229,7 +242,7 @@ def _carried_over(
 ) -> CarriedOver:
     layout = view.policy.layout or LAYOUT
     gone = frozenset(covered) | (view.earlier.gone if view.earlier else frozenset())
-    characters = int(layout.ledger.of(view.room.trigger) * CHARACTERS_A_TOKEN)
+    characters = int(_ledger_tokens(view, layout.ledger) * CHARACTERS_A_TOKEN)
     found = ledger(
         view.body,
         gone,
@@ -239,6 +252,17 @@ def _carried_over(
         seen=gleanings.seen,
     )
     return CarriedOver(rendered(found, characters), rules(found))
+
+
+def _ledger_tokens(view: View, limit: Limit) -> int:
+    """Tokens that the ledger may take: it yields to the tail that is always kept, but not below a share."""
+    room, tail = view.room, view.policy.keep.tail
+    most = limit.of(max(room.free, int(LEAST_FREE_SHARE * room.trigger)))
+    if room.target is None or tail is None:
+        return most
+    kept = sum(each.tokens for each in _kept(view))
+    left = room.target - room.fixed - kept - int(SUMMARY_SHARE * room.trigger) - tail.of(room.free)
+    return min(most, max(left, int(LEAST_LEDGER_SHARE * most)))
 
 
 async def _tokens(text: str, view: View, reading: Reading) -> int:

@@ -78,6 +78,7 @@ class Replacing:
         self._wishes = wishes
         self._effects = effects
         self._ordering = ordering
+        self._preparing: set[str] = set()
 
     @staticmethod
     def caps(view: View) -> bool:
@@ -114,18 +115,34 @@ class Replacing:
         return view.with_checkpoint(checkpoint), reason
 
     async def prepare(self, view: View) -> None:
-        """Begin a round that will soon be due, unless there is one or nothing would be won."""
-        if view.root is None or not view.ask.routes or await self._viewer.staged(view) is not None:
+        """Begin a round that will soon be due, unless there is one or nothing would be won.
+
+        Requests that come meanwhile begin no second one. It would replace nearly the same for the same price.
+        """
+        if view.root is None or not view.ask.routes or view.thread in self._preparing:
             return
-        if self._paused(view) or self._is_failing(view):
+        self._preparing.add(view.thread)
+        try:
+            await self._begin(view)
+        finally:
+            self._preparing.discard(view.thread)
+
+    async def _begin(self, view: View) -> None:
+        # First what is under way, then what is ready: a round that ends in between is seen as ready.
+        if any(each.thread == view.thread or _serves(each, view) for each in self._pending(view)):
             return
-        view = await self._improved(view)
+        if await self._viewer.staged(view) is not None or self._paused(view) or self._is_failing(view):
+            return
+        view = (await self._improved(view)).expect_growth()
         draft = await self._drafting.drafted(view)
         if draft is None or not draft.plan.groups:  # masks need no preparation
             return
         job = await self._ordering.job(view, draft, AHEAD)
-        if not any(each.thread == job.thread or _serves(each, view) for each in self._rounds.pending(job)):
+        if not any(_serves(each, view) for each in self._pending(view)):  # begun by a request meanwhile
             self._rounds.begin(job)
+
+    def _pending(self, view: View) -> list[Job]:
+        return self._rounds.pending(view.ask.tenant, view.root or b"", view.policy.name)
 
     def _paused(self, view: View) -> bool:
         return self._effects.paused(view.thread, view.size(view.effective))
@@ -246,8 +263,7 @@ class Replacing:
 
     def _joined(self, view: View, job: Job) -> Job:
         """The job that is under way for this conversation already, if it serves this one; else the job."""
-        pending = self._rounds.pending(job)
-        return next((each for each in pending if each.staged and _serves(each, view)), job)
+        return next((each for each in self._pending(view) if each.staged and _serves(each, view)), job)
 
     async def _without_model(self, view: View, job: Job, failed: SummaryFailed) -> Checkpoint:
         """The round with a text that no model wrote, and with what the user said."""

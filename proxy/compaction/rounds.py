@@ -99,10 +99,11 @@ class Rounds:
         if not self.resting(job):
             self._task(job)
 
-    def pending(self, job: Job) -> list[Job]:
-        """The jobs with a summary that are under way under the root and strategy of this one."""
+    def pending(self, tenant: str, root: bytes, strategy: str) -> list[Job]:
+        """The jobs with a summary that are under way under a root and a strategy."""
         running = (each for each, _ in self._running.values() if each.brief is not None)
-        return [each for each in running if _scope(each) == _scope(job)]
+        scope = (tenant, root, strategy)
+        return [each for each in running if (each.tenant, each.root, each.policy.name) == scope]
 
     def resting(self, job: Job) -> str | None:
         """Why no summary is asked for in this conversation just now; None if one may be."""
@@ -159,11 +160,6 @@ class Rounds:
         telling = asyncio.create_task(self._history.note(job.tenant, event))
         self._telling.add(telling)
         telling.add_done_callback(self._telling.discard)
-
-
-def _scope(job: Job) -> tuple[str, bytes, str]:
-    """Whose rounds may serve one another, if their messages are the same."""
-    return job.tenant, job.root, job.policy.name
 
 
 def _result(task: asyncio.Task[Checkpoint]) -> Checkpoint:

@@ -19,7 +19,7 @@ from proxy.core.planner import gained, task_index
 from proxy.core.policy import Policy
 from proxy.core.render import render
 from proxy.core.tail import Room
-from proxy.core.trigger import NOTHING_GAINED, Marks, fired
+from proxy.core.trigger import NOTHING_GAINED, Marks, fired, marks
 from proxy.kept import kept
 from proxy.reading import Gauge
 from proxy.wishes import NONE as NO_WISHES
@@ -56,6 +56,7 @@ class View:
         drift: How much of its estimated size a request has once a round was made for it, learned.
         drifting: Whether such a round is in force, which the request before did not have.
         basis: The numbers that T follows from where it is about money, each with its name.
+        growth: What will have come by the time a round of it is put in force, calibrated.
     """
 
     ask: Ask
@@ -78,6 +79,7 @@ class View:
     drift: float = 1.0
     drifting: bool = False
     basis: Mapping[str, float] = field(default_factory=dict)
+    growth: int = 0
 
     @property
     def gauge(self) -> Gauge:
@@ -94,10 +96,21 @@ class View:
         """Whether anything may be done that was not asked for."""
         return self.terms.automatic
 
-    @property
+    @kept
     def marks(self) -> Marks:
         """Where things happen, calibrated."""
-        return self.terms.marks
+        policy = self.policy
+        if not self._outside:
+            return self.terms.marks
+        return marks(
+            self.terms.rows, self.budget, policy.soft_share, policy.hard_percent, fixed=self._outside
+        )
+
+    @kept
+    def _outside(self) -> int:
+        """Calibrated tokens that percentages of usable are not about: what no round removes."""
+        percent = self.policy.layout is not None and any(row.percent for row in self.terms.rows)
+        return int(self.fixed / self._scale) if percent and self._scale else 0
 
     @property
     def standing(self) -> bytes:
@@ -132,6 +145,7 @@ class View:
             target=None if target is None else int(target * self._scale),
             size=self.counted(self.effective),
             fixed=self.fixed if self.policy.layout else 0,
+            growth=int(self.growth * self._scale),
         )
 
     @property
@@ -227,7 +241,7 @@ class View:
         if terms.least is None or size < terms.least or self.held_back:
             return None
         more = gained(self.body, self.earlier) if terms.counts else NOTHING_GAINED
-        row = fired(terms.rows, size, more, self.budget)
+        row = fired(terms.rows, size, more, self.budget, self._outside)
         if row is None:
             return None
         return ",".join(row.named)
@@ -242,6 +256,10 @@ class View:
         if self.root is None:
             return None
         return Footing(self.root, self.prefixes, self.standing)
+
+    def expect_growth(self) -> Self:
+        """Returns the view for a round that is put in force only when the request has grown to T."""
+        return replace(self, growth=max(0, self.marks.trigger - self.size(self.effective)))
 
     def with_checkpoint(self, checkpoint: Checkpoint | None) -> Self:
         """The view with another checkpoint in force, or with none."""

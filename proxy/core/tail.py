@@ -5,6 +5,7 @@ All indices count the client's non-privileged messages; all sizes are counted to
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from proxy.core.checkpoint import Checkpoint
 from proxy.core.message import Message, latest_user, unit_start, unit_stop
@@ -22,6 +23,7 @@ class Room:
         fixed: Of what no round removes: privileged messages, definitions, task, latest user message.
         records: What will stand in for what is removed.
         anew: Whether a chain of records says what no longer holds, and has to be written anew.
+        growth: Of what will have come by the time the round is put in force: the newest part of its tail.
     """
 
     trigger: int
@@ -30,6 +32,12 @@ class Room:
     fixed: int = 0
     records: int = 0
     anew: bool = False
+    growth: int = 0
+
+    @property
+    def free(self) -> int:
+        """What T leaves beside what no round removes."""
+        return max(0, self.trigger - self.fixed)
 
 
 def boundary(
@@ -38,14 +46,19 @@ def boundary(
     policy: Policy,
     earlier: Checkpoint | None,
     room: Room,
+    *,
+    least: bool = False,
 ) -> int:
-    """Where the tail begins that the policy keeps: a unit edge, in front of the last unit at least."""
+    """Where the tail begins that the policy keeps: a unit edge, in front of the last unit at least.
+
+    `least` asks for the tail that is kept in any case, even if the target leaves room for more.
+    """
     forwarded = sizes(messages, earlier)
     keep = policy.keep
     stop = min(
         _first_kept(messages, effective, keep.messages, earlier),
         _iteration(messages, keep.iterations),
-        _tail_start(messages, forwarded, keep, _tail_tokens(policy, room)),
+        _tail_start(messages, forwarded, keep, _tail_size(policy, room, least=least)),
     )
     last = _edge(messages, len(messages) - 1) if messages else 0
     moves = policy.frame.request is not None and latest_user(messages) == len(messages) - 1
@@ -59,15 +72,36 @@ def chain_records(checkpoint: Checkpoint) -> tuple[Message, ...]:
     return next(holders, ())[:count]
 
 
-def _tail_tokens(policy: Policy, room: Room) -> int | None:
-    """Tokens of the tail: its own limit, and what the target leaves beside the rest."""
-    if policy.keep.tail is None:
+class _TailSize(NamedTuple):
+    """How large a tail is, in tokens.
+
+    Attributes:
+        most: Units are added up to this size.
+        floor: Below this one, another unit is added if the tail then takes no more than what is `left`.
+        left: What the target leaves beside the rest.
+    """
+
+    most: int
+    floor: int = 0
+    left: int = 0
+
+
+def _tail_size(policy: Policy, room: Room, *, least: bool) -> _TailSize | None:
+    """Size of the tail that the policy keeps, or at least keeps; None where it names none.
+
+    A limit in tokens has a floor, which holds even if the target leaves less: the same share of what is free.
+    """
+    limit = policy.keep.tail
+    if limit is None:
         return None
-    own = policy.keep.tail.of(room.trigger)
     if room.target is None:
-        return own
+        return _TailSize(limit.of(room.trigger))
     left = max(0, room.target - room.fixed - room.records)
-    return left if policy.keep.tail.tokens is None else min(own, left)
+    if limit.tokens is None:
+        return _TailSize(left)
+    floor = limit.of(room.free)
+    most = floor if least else max(floor, min(limit.of(room.trigger), left))
+    return _TailSize(*(max(0, each - room.growth) for each in (most, floor, left)))
 
 
 def sizes(messages: Sequence[Message], earlier: Checkpoint | None) -> list[int]:
@@ -105,15 +139,19 @@ def _iteration(messages: Sequence[Message], keep: int) -> int:
     return said[-keep] if keep and len(said) >= keep else (0 if keep else len(messages))
 
 
-def _tail_start(messages: Sequence[Message], forwarded: Sequence[int], keep: Keep, tokens: int | None) -> int:
-    """Index of the first of the newest units within so many tokens; where all are, the rest decides."""
-    if tokens is None:
+def _tail_start(
+    messages: Sequence[Message], forwarded: Sequence[int], keep: Keep, size: _TailSize | None
+) -> int:
+    """Index of the first of the newest units that fit the size; where all do, the rest decides."""
+    if size is None:
         return len(messages)
-    total = 0
-    for index in range(len(messages) - 1, -1, -1):
-        total += forwarded[index]
-        if keep.reaching and total >= tokens:
-            return index
-        if total > tokens:
-            return _next_edge(messages, index)
+    start, total = len(messages), 0
+    while start:
+        edge = start - 1 if keep.reaching else _edge(messages, start - 1)
+        more = total + sum(forwarded[edge:start])
+        if keep.reaching and more >= size.most:
+            return edge
+        if more > size.most and not (total < size.floor and more <= size.left):
+            return start
+        start, total = edge, more
     return len(messages)

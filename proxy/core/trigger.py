@@ -83,11 +83,15 @@ class Row:
         """Whether it matters what the conversation has gained."""
         return bool(self.messages or self.turns or self.iterations)
 
-    def token_mark(self, budget: Budget) -> int:
-        """Tokens at which the token fields are all reached; 0 if the row has none."""
+    def token_mark(self, budget: Budget, fixed: int = 0) -> int:
+        """Tokens at which the token fields are all reached; 0 if the row has none.
+
+        `fixed` tokens of usable are no part of what `percent` is about.
+        """
+        percent = self.percent or 0
         return max(
             self.tokens or 0,
-            int(budget.usable * (self.percent or 0) / 100),
+            fixed + int((budget.usable - fixed) * percent / 100) if percent else 0,
             int(budget.window * (self.percent_of_window or 0) / 100),
             _below(self.aims.tier, budget) if self.price_tier else 0,
             _within(self.aims.optimum, budget) if self.cost_optimal else 0,
@@ -144,12 +148,17 @@ class Marks:
     hard: int
 
 
-def marks(rows: Sequence[Row], budget: Budget, soft_share: float, hard_percent: float) -> Marks:
-    """The marks of a strategy's rows (DESIGN.md §5.6)."""
-    named = [tokens for row in rows if row.active and (tokens := row.token_mark(budget))]
+def marks(
+    rows: Sequence[Row], budget: Budget, soft_share: float, hard_percent: float, fixed: int = 0
+) -> Marks:
+    """The marks of a strategy's rows (DESIGN.md §5.6); those of `percent` lie between `fixed` and usable."""
+    fixed = min(fixed, budget.usable)
+    named = [tokens for row in rows if row.active and (tokens := row.token_mark(budget, fixed))]
     trigger = min([*named, budget.usable])
-    soft = int(soft_share * trigger) if soft_share and named else None
-    return Marks(soft, trigger, min(max(int(budget.usable * hard_percent / 100), trigger), budget.usable))
+    below = fixed if trigger > fixed else 0
+    soft = below + int(soft_share * (trigger - below)) if soft_share and named else None
+    hard = fixed + int((budget.usable - fixed) * hard_percent / 100)
+    return Marks(soft, trigger, min(max(hard, trigger), budget.usable))
 
 
 def mark(rows: Sequence[Row], budget: Budget) -> int | None:
@@ -157,12 +166,13 @@ def mark(rows: Sequence[Row], budget: Budget) -> int | None:
     return min((row.token_mark(budget) for row in rows if row.active), default=None)
 
 
-def fired(rows: Sequence[Row], tokens: int, gained: Gained, budget: Budget) -> Row | None:
+def fired(rows: Sequence[Row], tokens: int, gained: Gained, budget: Budget, fixed: int = 0) -> Row | None:
     """The first row that is reached, or None. `tokens` is the size of the effective list."""
+    fixed = min(fixed, budget.usable)
     for row in rows:
         if (
             row.active
-            and tokens >= row.token_mark(budget)
+            and tokens >= row.token_mark(budget, fixed)
             and gained.messages >= (row.messages or 0)
             and gained.turns >= (row.turns or 0)
             and gained.iterations >= (row.iterations or 0)

@@ -54,14 +54,15 @@ async def test_masks_alone_make_a_round_where_they_bring_the_request_to_its_targ
 
 
 async def test_what_is_read_again_later_is_masked_first() -> None:
-    messages = loop(1, lines=400)
-    for step in range(1, 7):
+    messages = loop(1, lines=100)
+    for step in range(1, 8):
         messages += results(step, lines=300, path="src/same.py")
     async with bench() as made:
         fit = await made.fit(messages)
     masked = [k for k, each in enumerate(forwarded(fit)) if "left out, m_" in str(each["content"])]
     assert fit.report.round is None
-    assert 2 not in masked or len(masked) == 6
+    assert {4, 6, 8, 10} <= set(masked)
+    assert 2 not in masked
     assert masked[:2] != [2, 4]
 
 

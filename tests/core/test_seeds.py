@@ -540,7 +540,7 @@ def test_anchored_edits_inside_what_is_taken_disappear_and_later_ones_stay(
     assert (edited.round, edited.spans) == (0, (Span(2, 3), Span(40, 41)))
     assert texts(applied(messages, edited))[2].startswith("[read {}: 1 lines, 8 characters; left out, m_2]")
     assert (taken.round, taken.edited, taken.length) == (1, frozenset({40}), 41)
-    assert taken.spans == (Span(1, 39), Span(40, 41))
+    assert taken.spans == (Span(1, 37), Span(40, 41))
     assert taken.edits[40] == edited.edits[40]
 
 
@@ -577,19 +577,23 @@ def test_an_agent_loop_with_one_user_message_shrinks(compacted: Compacting) -> N
 
 
 @pytest.mark.parametrize(
-    ("trigger", "target", "records", "tail"),
+    ("trigger", "target", "fixed", "records", "growth", "tail"),
     [
-        (2_000, 800, 0, 4),  # 20 % of T
-        (2_000, 800, 500, 2),  # what the target leaves
-        (2_000, 800, 900, 2),  # at least the last unit
-        (1_000_000, 400_000, 0, 200),  # 20,000 tokens
+        (2_000, 800, 0, 0, 0, 4),  # 20 % of T
+        (2_000, 800, 0, 900, 0, 4),  # the records yield to it
+        (1_500, 600, 0, 0, 0, 4),  # a unit crosses the floor of 300, and the target leaves room for it
+        (1_500, 600, 0, 300, 0, 2),  # the target leaves none
+        (2_000, 800, 1_800, 0, 0, 2),  # at least the last unit
+        (3_000, 1_200, 500, 0, 0, 6),  # 20 % of T, where the target leaves more than the floor
+        (3_000, 1_200, 500, 0, 300, 2),  # 300 will have come by the time it is used
+        (1_000_000, 400_000, 0, 0, 0, 200),  # 20,000 tokens
     ],
 )
-def test_anchored_the_tail_is_the_smallest_of_its_limits(
-    trigger: int, target: int, records: int, tail: int, compacted: Compacting
+def test_anchored_the_tail_has_a_floor_and_ends_where_the_target_or_its_limit_does(
+    trigger: int, target: int, fixed: int, records: int, growth: int, tail: int, compacted: Compacting
 ) -> None:
     messages = [TASK, *loop(300)]
-    room = Room(trigger, target, 0, records=records)
+    room = Room(trigger, target, 0, fixed=fixed, records=records, growth=growth)
 
     assert applied(messages, compacted(messages, ANCHORED, None, room))[3:] == tuple(messages[-tail:])
 
