@@ -56,6 +56,7 @@ class View:
         drift: How much of its estimated size a request has once a round was made for it, learned.
         drifting: Whether such a round is in force, which the request before did not have.
         basis: The numbers that T follows from where it is about money, each with its name.
+        moving: How many of the last messages of `body` the client moves; 0 also where a round must take them.
     """
 
     ask: Ask
@@ -78,6 +79,7 @@ class View:
     drift: float = 1.0
     drifting: bool = False
     basis: Mapping[str, float] = field(default_factory=dict)
+    moving: int = 0
 
     @property
     def gauge(self) -> Gauge:
@@ -116,22 +118,30 @@ class View:
 
     @kept
     def fixed(self) -> int:
-        """Counted tokens of what no round removes."""
+        """Counted tokens of what no round removes, whatever the client moves."""
+        privileged = self.tokens - sum(map(_tokens, self.body))
+        return privileged + self.overhead + sum(self.body[index].tokens for index in self._stay)
+
+    @kept
+    def _stay(self) -> frozenset[int]:
+        """Indices of the latest user message and of the task."""
         latest = latest_user(self.body)
         task = task_index(self.body) if self.policy.keep.task else None
-        stay = {index for index in (latest, task) if index is not None}
-        privileged = self.tokens - sum(map(_tokens, self.body))
-        return privileged + self.overhead + sum(self.body[index].tokens for index in stay)
+        return frozenset(index for index in (latest, task) if index is not None)
 
     @kept
     def room(self) -> Room:
         """How large things are for the planner: counted, because the messages are."""
         target = self.policy.target.of(self.marks.trigger) if self.policy.target else None
+        moving = frozenset(range(len(self.body) - self.moving, len(self.body)))
+        moved = sum(self.body[index].tokens for index in moving - self._stay)
         return Room(
             trigger=self.trigger,
             target=None if target is None else int(target * self._scale),
             size=self.counted(self.effective),
-            fixed=self.fixed if self.policy.layout else 0,
+            fixed=self.fixed + moved if self.policy.layout else 0,
+            stay=moving | self._stay if self.policy.layout else frozenset(),
+            moving=self.moving,
         )
 
     @property

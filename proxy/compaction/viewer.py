@@ -11,6 +11,7 @@ from proxy.compaction.aiming import UNAIMED, Aimed, Aiming
 from proxy.compaction.checkpoint_index import CheckpointIndex
 from proxy.compaction.fitting import Ask
 from proxy.compaction.policies import policy_for
+from proxy.compaction.previous_requests import PreviousRequests
 from proxy.compaction.terms import about_money, terms_for
 from proxy.compaction.view import View, applied, gauge_of, remembered_as, thread
 from proxy.core.anchor import Anchor
@@ -75,6 +76,7 @@ class Viewer:
         self._anchors = anchors
         self._wishes = wishes
         self._aiming = aiming
+        self._previous = PreviousRequests()
         self._read: OrderedDict[str, tuple[Fields, Checkpoint | None]] = OrderedDict()
 
     async def view(self, ask: Ask, *, refusals: int = 0, fresh: bool = False) -> View:
@@ -103,6 +105,10 @@ class Viewer:
             spent = replace(spent, limit=limit, input_limit=input_limit)
         sought = _Sought(ask, terms.policy.name, root, listed.body, listed.prefixes)
         matched = await self._matched(sought, fresh=fresh)
+        moving = 0
+        if ask.remembered:
+            scope = f"{ask.tenant}/{ask.conversation or ''}"
+            moving = self._previous.compare(scope, listed.body, listed.prefixes, gauge.dialect.seed)
         return View(
             ask=ask,
             terms=terms,
@@ -123,6 +129,7 @@ class Viewer:
             wishes=matched.wishes,
             drift=self._learning.drift(ask.tenant, ask.origin, ask.model),
             basis=basis,
+            moving=moving,
         )
 
     def _aimed(

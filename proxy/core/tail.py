@@ -22,6 +22,8 @@ class Room:
         fixed: Of what no round removes: privileged messages, definitions, task, latest user message.
         records: What will stand in for what is removed.
         anew: Whether a chain of records says what no longer holds, and has to be written anew.
+        stay: Indices of the messages that `fixed` counts; the tail is not charged for them again.
+        moving: How many of the last messages the client moves (`core.mover`): they stay out of every span.
     """
 
     trigger: int
@@ -30,6 +32,8 @@ class Room:
     fixed: int = 0
     records: int = 0
     anew: bool = False
+    stay: frozenset[int] = frozenset()
+    moving: int = 0
 
 
 def boundary(
@@ -40,7 +44,7 @@ def boundary(
     room: Room,
 ) -> int:
     """Where the tail begins that the policy keeps: a unit edge, in front of the last unit at least."""
-    forwarded = sizes(messages, earlier)
+    forwarded = [0 if k in room.stay else size for k, size in enumerate(sizes(messages, earlier))]
     keep = policy.keep
     stop = min(
         _first_kept(messages, effective, keep.messages, earlier),
@@ -48,8 +52,11 @@ def boundary(
         _tail_start(messages, forwarded, keep, _tail_tokens(policy, room)),
     )
     last = _edge(messages, len(messages) - 1) if messages else 0
-    moves = policy.frame.request is not None and latest_user(messages) == len(messages) - 1
-    return _edge(messages, stop if moves else min(stop, last))
+    if room.moving > len(messages) - last:
+        last = _edge(messages, len(messages) - room.moving)
+    elif policy.frame.request is not None and latest_user(messages) == len(messages) - 1:
+        last = len(messages)  # the latest user message moves into the stand-in
+    return _edge(messages, min(stop, last))
 
 
 def chain_records(checkpoint: Checkpoint) -> tuple[Message, ...]:
