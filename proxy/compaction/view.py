@@ -57,6 +57,7 @@ class View:
         drifting: Whether such a round is in force, which the request before did not have.
         basis: The numbers that T follows from where it is about money, each with its name.
         moving: How many of the last messages of `body` the client moves; 0 also where a round must take them.
+        continued: The conversation of the request before, where this one surely goes on with it.
     """
 
     ask: Ask
@@ -80,6 +81,7 @@ class View:
     drifting: bool = False
     basis: Mapping[str, float] = field(default_factory=dict)
     moving: int = 0
+    continued: str | None = None
 
     @property
     def gauge(self) -> Gauge:
@@ -113,8 +115,9 @@ class View:
 
     @property
     def conversation(self) -> str | None:
-        """The id that the headers gave, else the one that the stored rounds carry along."""
-        return self.ask.conversation or (self.earlier.conversation if self.earlier else None)
+        """The id that the headers gave, else the one that the stored rounds or requests carry along."""
+        carried = self.earlier.conversation if self.earlier else self.continued
+        return self.ask.conversation or carried
 
     @kept
     def fixed(self) -> int:
@@ -225,7 +228,7 @@ class View:
     @property
     def irreducible(self) -> bool:
         """Whether there is hardly anything but what no round removes."""
-        return self.fixed > FLOOR_SHARE * self.trigger
+        return max(self.fixed, self.room.fixed) > FLOOR_SHARE * self.trigger
 
     def due(self) -> str | None:
         """What makes a round due now, or None."""
