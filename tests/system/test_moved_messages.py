@@ -102,6 +102,9 @@ class Sizes:
 
 LARGE = Sizes(window=128_000, files=45_000, answer=6_000)
 SMALL = Sizes(window=40_000, files=11_000, answer=900)
+# The files alone are over the trigger, and under what is usable; or over all of it.
+FULL = Sizes(window=128_000, files=66_000, answer=1_500)
+OVER = Sizes(window=24_000, files=17_000, answer=1_000)
 
 
 @dataclass
@@ -297,15 +300,151 @@ def listed_conversations(client: httpx.Client) -> list[str]:
     return [each["id"] for each in told.json()["conversations"]]
 
 
-@pytest.mark.parametrize("sizes", [LARGE, SMALL], ids=["128k", "40k"])
-@every_wire
-def test_files_that_move_stay_whole_and_rounds_hold(wire: Wire, sizes: Sizes, tmp_path: Path) -> None:
+def forwarded_messages(request: Received) -> list[Any]:
+    """The messages of a chat request behind its system prompt."""
+    listed: list[Any] = request.json()["messages"]
+    return listed[1:]
+
+
+@pytest.mark.parametrize(
+    ("wire", "sizes"),
+    [("chat", LARGE), ("chat", SMALL), ("messages", SMALL), ("responses", SMALL)],
+    ids=["chat-128k", "chat-40k", "messages-40k", "responses-40k"],
+)
+def test_files_that_move_stay_whole_and_rounds_hold(wire: str, sizes: Sizes, tmp_path: Path) -> None:
     with running(tmp_path, sizes) as (proxy, provider), proxy.client() as client:
-        played = play(client, provider, Session("one", sizes), wire, stream=wire.name == "chat")
+        played = play(client, provider, Session("one", sizes), WIRES[wire], stream=wire == "chat")
         proxy.wait_for_quiet()
         listed = listed_conversations(client)
     assert played.lost == [], f"{len(played.lost)} texts were not whole"
     assert "applied" in played.statuses, "no round was ever due"
-    assert played.statuses.count("applied") <= 3, played.statuses
-    assert played.summary_calls <= 3
+    assert played.statuses.count("applied") <= 4, played.statuses
     assert len(listed) == 1
+
+
+def test_files_over_the_trigger_stay_whole_from_the_first_request_on(tmp_path: Path) -> None:
+    with running(tmp_path, FULL) as (proxy, provider), proxy.client() as client:
+        played = play(client, provider, Session("one", FULL), WIRES["chat"], turns=range(8))
+        listed = listed_conversations(client)
+    assert played.lost == [], f"{len(played.lost)} texts were not whole"
+    assert len(listed) == 1
+
+
+def test_files_over_the_window_are_compacted_and_listed_as_one_conversation(tmp_path: Path) -> None:
+    with running(tmp_path, OVER) as (proxy, provider), proxy.client() as client:
+        played = play(client, provider, Session("one", OVER), WIRES["chat"], turns=range(6))
+        listed = listed_conversations(client)
+    assert set(played.statuses) == {"applied"}
+    assert not [lost for lost in played.lost if lost.endswith("request")]
+    assert all(len(seen) // 4 <= OVER.window for seen in played.forwarded)
+    assert len(listed) == 1
+
+
+def test_sessions_that_begin_with_the_same_examples_are_listed_apart(tmp_path: Path) -> None:
+    with running(tmp_path, OVER) as (proxy, provider), proxy.client() as client:
+        for name in ("one", "two"):
+            play(client, provider, Session(name, OVER), WIRES["chat"], turns=range(3))
+        listed = listed_conversations(client)
+    assert len(listed) == 2
+
+
+def test_a_client_that_only_appends_gets_rounds_that_hold(tmp_path: Path) -> None:
+    sizes = Sizes(window=40_000, files=4_000, answer=1_500)
+    with running(tmp_path, sizes) as (proxy, provider), proxy.client() as client:
+        session = Session("one", sizes, moves=False)
+        played = play(client, provider, session, WIRES["chat"])
+        listed = listed_conversations(client)
+    assert not [lost for lost in played.lost if lost.endswith("request")]
+    assert 1 <= played.statuses.count("applied") <= 4, played.statuses
+    assert "as-of-turn-0 ends" not in played.forwarded[-1], "the files in front stayed out of the rounds"
+    assert len(listed) == 1
+
+
+def test_rounds_of_a_moving_client_hold_after_a_restart(tmp_path: Path) -> None:
+    provider = Provider(Upstream(SMALL.window))
+    store = {"store": {"url": f"sqlite:///{tmp_path}/state.db"}}
+    session = Session("one", SMALL)
+    try:
+        with running(tmp_path / "first", SMALL, store, provider) as (proxy, _), proxy.client() as client:
+            before = play(client, provider, session, WIRES["chat"], turns=range(6))
+            proxy.wait_for_quiet()
+        with running(tmp_path / "second", SMALL, store, provider) as (proxy, _), proxy.client() as client:
+            behind = play(client, provider, session, WIRES["chat"], turns=range(6, 10))
+            listed = proxy.wait_for(lambda: listed_conversations(client), "a conversation is listed")
+    finally:
+        provider.close()
+    assert "applied" in before.statuses
+    assert before.lost + behind.lost == []
+    assert behind.statuses[0] == "reused"
+    assert len(listed) == 1
+
+
+def force(folder: Path, messages: list[dict[str, Any]]) -> tuple[str, list[Any]]:
+    """Forces a round; returns its status and the messages that were forwarded behind the system prompt."""
+    folder.mkdir(exist_ok=True)
+    with running(folder, SMALL, {"summary": {"model": "none"}}) as (proxy, provider):
+        with proxy.client(headers={"x-compaction": "force"}) as client:
+            system = {"role": "system", "content": "You build things."}
+            body = {"model": "m", "messages": [system, *messages]}
+            reply = client.post("/v1/chat/completions", json=body)
+        asked = [each for each in provider.received if each.body]
+    return reply.headers["x-compaction-status"], forwarded_messages(asked[-1])
+
+
+def as_messages(said: list[Said], **fields: str) -> list[dict[str, Any]]:
+    return [{"role": role, "content": text, **fields} for role, text in said]
+
+
+def work(turns: int = 6) -> list[Said]:
+    """Turns of a user with long answers."""
+    return [each for k in range(turns) for each in pair(f"Do step {k}.", prose(700, f"work-{k}"))]
+
+
+TASK = "Build the report of the queue. Never touch the table of reports."
+RULE = "Always answer in French."
+
+
+def test_the_examples_of_aider_are_not_the_task(tmp_path: Path) -> None:
+    examples = [each for example in EXAMPLES for each in pair(*example)]
+    shown = pair(f"{MAP_OPENING}\nsrc/queue.py: Always write a test.", MAP_REPLY)
+    said = [*examples, *shown, ("user", TASK), ("assistant", "Ok."), *work(), ("user", "Go on.")]
+    status, forwarded = force(tmp_path, as_messages(said))
+    assert status == "applied"
+    assert forwarded[0]["content"] == TASK
+    assert "Change get_factorial()" not in json.dumps(forwarded)
+    assert "Always write a test" not in json.dumps(forwarded)
+
+
+def test_named_examples_are_neither_task_nor_rules(tmp_path: Path) -> None:
+    examples = [
+        {"role": "user", "name": "example_user", "content": f"Translate the word. {RULE}"},
+        {"role": "assistant", "name": "example_assistant", "content": "Le mot."},
+    ]
+    said = [("user", TASK), ("assistant", "Ok."), *work(), ("user", "Go on.")]
+    status, forwarded = force(tmp_path, [*examples, *as_messages(said)])
+    assert status == "applied"
+    assert forwarded[0]["content"] == TASK
+    assert RULE not in json.dumps(forwarded)
+
+
+@pytest.mark.parametrize(
+    "examples",
+    [
+        pair(f"Change get_factorial() to use math.factorial. {RULE}", FACTORIAL) + pair(SWITCHED, "Ok."),
+        pair(EXAMPLES[0][0], FACTORIAL) + pair(SWITCHED, "Ok."),
+        pair(EXAMPLES[0][0], FACTORIAL) + pair(EXAMPLES[1][0], HELLO),
+    ],
+    ids=["another text", "one of two examples", "not closed"],
+)
+def test_what_only_resembles_examples_is_the_task(examples: list[Said], tmp_path: Path) -> None:
+    said = [*examples, *work(), ("user", "Go on.")]
+    _, forwarded = force(tmp_path, as_messages(said))
+    assert forwarded[0]["content"] == examples[0][1]
+
+
+def test_a_large_latest_message_leaves_room_for_the_messages_before_it(tmp_path: Path) -> None:
+    latest = prose(2_400, "pasted")
+    said = [("user", TASK), ("assistant", "Ok."), *work(24), ("user", latest)]
+    status, forwarded = force(tmp_path, as_messages(said))
+    assert status == "applied"
+    assert prose(700, "work-23") in [each["content"] for each in forwarded]
