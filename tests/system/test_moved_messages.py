@@ -443,7 +443,7 @@ def test_what_only_resembles_examples_is_the_task(examples: list[Said], tmp_path
 
 
 def test_a_large_latest_message_leaves_room_for_the_messages_before_it(tmp_path: Path) -> None:
-    latest = prose(2_400, "pasted")
+    latest = prose(3_400, "pasted")
     said = [("user", TASK), ("assistant", "Ok."), *work(24), ("user", latest)]
     status, forwarded = force(tmp_path, as_messages(said))
     assert status == "applied"
