@@ -258,6 +258,7 @@ class Compactor:
         tokens_due: int | None = None,
         ahead: bool = False,
     ) -> Fit:
+        self._viewer.note_conversation(view)
         raw = write(view.ask.body, settled.messages) if settled.changed else view.ask.body.raw
         max_output = None
         if status not in _UNTOUCHED:

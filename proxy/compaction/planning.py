@@ -57,12 +57,32 @@ class Draft:
 async def drafted(view: View, reading: Reading, gleanings: Gleanings, *, small: bool = False) -> Draft | None:
     """The round that the strategy would make of the request now, or None if there is nothing to take.
 
+    What the client moves stays out of it, unless the request would not fit then.
+
     Args:
         view: The request.
         reading: What counts.
         gleanings: What messages say and show.
         small: Whether a round is wanted even where little can be won.
     """
+    draft = await _drafted(view, reading, gleanings, small=small)
+    if not view.moving or not view.over(view.effective) or (draft is not None and _fits(view, draft)):
+        return draft
+    return await _drafted(replace(view, moving=0), reading, gleanings, small=small)
+
+
+def _fits(view: View, draft: Draft) -> bool:
+    """Whether a request will fit once the round is made, as far as its texts can be foreseen."""
+    forwarded = sizes(view.body, view.earlier)
+    edited = {fill.at for fill in draft.plan.fills if fill.kind in {"mask", "cap"}}
+    won = sum(forwarded[index] - MASK_TOKENS for index in edited)
+    won += sum(forwarded[index] for index in draft.plan.fresh) - draft.asked - FRAME_TOKENS
+    won -= int(len(draft.ledger) / CHARACTERS_A_TOKEN)
+    return (view.room.size - won) * view.ratio <= view.budget.limit
+
+
+async def _drafted(view: View, reading: Reading, gleanings: Gleanings, *, small: bool) -> Draft | None:
+    """The same, with what the client moves left out of it in any case."""
     room = view.room
     if view.policy.layout is None:
         return await beside(partial(_plain, view, room))
@@ -214,7 +234,8 @@ def _with_task(view: View, made: Plan, room: Room) -> Plan:
     """The plan with a task that is too long shortened, unless it is the latest user message too."""
     task = task_index(view.body)
     known = view.earlier.edited if view.earlier else frozenset()
-    if task is None or task == latest_user(view.body) or task in known:
+    moves = task is not None and task >= len(view.body) - view.moving
+    if task is None or task == latest_user(view.body) or task in known or moves:
         return made
     too_long = view.body[task].tokens > view.policy.task_tokens.of(room.trigger)
     return with_edits(made, {task: "cap"}) if too_long else made

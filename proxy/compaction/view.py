@@ -57,6 +57,8 @@ class View:
         drifting: Whether such a round is in force, which the request before did not have.
         basis: The numbers that T follows from where it is about money, each with its name.
         growth: What will have come by the time a round of it is put in force, calibrated.
+        moving: How many of the last messages of `body` the client moves; 0 also where a round must take them.
+        continued: The conversation of the request before, where this one surely goes on with it.
     """
 
     ask: Ask
@@ -80,6 +82,8 @@ class View:
     drifting: bool = False
     basis: Mapping[str, float] = field(default_factory=dict)
     growth: int = 0
+    moving: int = 0
+    continued: str | None = None
 
     @property
     def gauge(self) -> Gauge:
@@ -110,7 +114,7 @@ class View:
     def _outside(self) -> int:
         """Calibrated tokens that percentages of usable are not about: what no round removes."""
         percent = self.policy.layout is not None and any(row.percent for row in self.terms.rows)
-        return int(self.fixed / self._scale) if percent and self._scale else 0
+        return int((self.fixed + self._moved) / self._scale) if percent and self._scale else 0
 
     @property
     def standing(self) -> bytes:
@@ -124,17 +128,32 @@ class View:
 
     @property
     def conversation(self) -> str | None:
-        """The id that the headers gave, else the one that the stored rounds carry along."""
-        return self.ask.conversation or (self.earlier.conversation if self.earlier else None)
+        """The id that the headers gave, else the one that the stored rounds or requests carry along."""
+        carried = self.earlier.conversation if self.earlier else self.continued
+        return self.ask.conversation or carried
 
     @kept
     def fixed(self) -> int:
-        """Counted tokens of what no round removes."""
+        """Counted tokens of what no round removes, whatever the client moves."""
+        privileged = self.tokens - sum(map(_tokens, self.body))
+        return privileged + self.overhead + sum(self.body[index].tokens for index in self._stay)
+
+    @kept
+    def _stay(self) -> frozenset[int]:
+        """Indices of the latest user message and of the task."""
         latest = latest_user(self.body)
         task = task_index(self.body) if self.policy.keep.task else None
-        stay = {index for index in (latest, task) if index is not None}
-        privileged = self.tokens - sum(map(_tokens, self.body))
-        return privileged + self.overhead + sum(self.body[index].tokens for index in stay)
+        return frozenset(index for index in (latest, task) if index is not None)
+
+    @property
+    def _moving(self) -> frozenset[int]:
+        """Indices of what the client moves."""
+        return frozenset(range(len(self.body) - self.moving, len(self.body)))
+
+    @kept
+    def _moved(self) -> int:
+        """Counted tokens of what the client moves beside what `fixed` counts."""
+        return sum(self.body[index].tokens for index in self._moving - self._stay)
 
     @kept
     def room(self) -> Room:
@@ -144,8 +163,10 @@ class View:
             trigger=self.trigger,
             target=None if target is None else int(target * self._scale),
             size=self.counted(self.effective),
-            fixed=self.fixed if self.policy.layout else 0,
+            fixed=self.fixed + self._moved if self.policy.layout else 0,
             growth=int(self.growth * self._scale),
+            stay=self._moving | self._stay if self.policy.layout else frozenset(),
+            moving=self.moving,
         )
 
     @property
@@ -229,7 +250,7 @@ class View:
     @property
     def irreducible(self) -> bool:
         """Whether there is hardly anything but what no round removes."""
-        return self.fixed > FLOOR_SHARE * self.trigger
+        return max(self.fixed, self.room.fixed) > FLOOR_SHARE * self.trigger
 
     def due(self) -> str | None:
         """What makes a round due now, or None."""

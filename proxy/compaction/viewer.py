@@ -11,6 +11,7 @@ from proxy.compaction.aiming import UNAIMED, Aimed, Aiming
 from proxy.compaction.checkpoint_index import CheckpointIndex
 from proxy.compaction.fitting import Ask
 from proxy.compaction.policies import policy_for
+from proxy.compaction.previous_requests import Comparison, PreviousRequests
 from proxy.compaction.terms import about_money, terms_for
 from proxy.compaction.view import View, applied, gauge_of, remembered_as, thread
 from proxy.core.anchor import Anchor
@@ -75,6 +76,7 @@ class Viewer:
         self._anchors = anchors
         self._wishes = wishes
         self._aiming = aiming
+        self._previous = PreviousRequests()
         self._read: OrderedDict[str, tuple[Fields, Checkpoint | None]] = OrderedDict()
 
     async def view(self, ask: Ask, *, refusals: int = 0, fresh: bool = False) -> View:
@@ -103,6 +105,10 @@ class Viewer:
             spent = replace(spent, limit=limit, input_limit=input_limit)
         sought = _Sought(ask, terms.policy.name, root, listed.body, listed.prefixes)
         matched = await self._matched(sought, fresh=fresh)
+        compared = Comparison(0)
+        if ask.remembered:
+            seed = gauge.dialect.seed
+            compared = self._previous.compare(_scope(ask), listed.body, listed.prefixes, seed)
         return View(
             ask=ask,
             terms=terms,
@@ -123,6 +129,8 @@ class Viewer:
             wishes=matched.wishes,
             drift=self._learning.drift(ask.tenant, ask.origin, ask.model),
             basis=basis,
+            moving=compared.moving,
+            continued=compared.conversation,
         )
 
     def _aimed(
@@ -148,6 +156,12 @@ class Viewer:
             wishes=matched.wishes,
             drifting=False,
         )
+
+    def note_conversation(self, view: View) -> None:
+        """Remember which conversation a request is of that names none: what follows it may have no round."""
+        ask, conversation = view.ask, view.conversation
+        if ask.remembered and ask.conversation is None and conversation is not None:
+            self._previous.note_conversation(_scope(ask), view.prefixes, conversation)
 
     async def pin(self, ask: Ask, conversation: str | None) -> None:
         """Keep what the request pins, so that whatever comes after it finds that."""
@@ -225,6 +239,11 @@ class Viewer:
                 self._read.popitem(last=False)
         self._read.move_to_end(key)
         return held[1]
+
+
+def _scope(ask: Ask) -> str:
+    """What requests have in common that may follow one another."""
+    return f"{ask.tenant}/{ask.conversation or ''}"
 
 
 def _sought(view: View) -> _Sought:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from proxy.core.checkpoint import Checkpoint
+from proxy.core.client_forms import find_user_messages
 from proxy.core.message import Message, Span, latest_user
 from proxy.core.policy import Policy
 from proxy.core.tail import Room, boundary, chain_records, sizes
@@ -119,8 +120,8 @@ def gained(messages: Sequence[Message], earlier: Checkpoint | None) -> Gained:
 
 
 def task_index(messages: Sequence[Message]) -> int | None:
-    """Index of the task, the first user message; None if there is none."""
-    return next((k for k, each in enumerate(messages) if each.role == "user" and not each.answers), None)
+    """Index of the task, the first message that the user has written; None if there is none."""
+    return next(find_user_messages(messages), None)
 
 
 def _together(indices: Iterable[int]) -> Iterator[Span]:

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Self
 
 from proxy.core import cues
+from proxy.core.client_forms import find_user_messages
 from proxy.core.cues import Kind
 from proxy.core.message import Message
 from proxy.core.statements import Statement, folded, statements
@@ -122,9 +123,8 @@ def _weightier(new: Kind | None, old: Kind | None) -> Kind | None:
 
 
 def _users(messages: Sequence[Message]) -> Iterator[tuple[int, str]]:
-    for index, message in enumerate(messages):
-        if message.role == "user" and not message.answers:
-            yield index, message.text
+    for index in find_user_messages(messages):
+        yield index, messages[index].text
 
 
 def said_by_users(messages: Sequence[Message]) -> list[str]:

@@ -7,6 +7,7 @@ language and everything from the conversation are data behind them. What the mod
 from collections.abc import Iterable, Iterator, Sequence
 
 from proxy.core.answer import clean, is_unfinished, texts, validated
+from proxy.core.client_forms import find_user_messages
 from proxy.core.defang import defanged
 from proxy.core.message import Message
 from proxy.core.policy import SummaryShape
@@ -122,5 +123,6 @@ def aligned_prompt(instructions: str, *, language: str, tokens: int, groups: int
 
 
 def task_of(messages: Iterable[Message]) -> Message | None:
-    """The task: the first user message."""
-    return next((each for each in messages if each.role == "user" and not each.answers), None)
+    """The task: the first message that the user has written."""
+    listed = tuple(messages)
+    return next((listed[index] for index in find_user_messages(listed)), None)

@@ -24,6 +24,8 @@ class Room:
         records: What will stand in for what is removed.
         anew: Whether a chain of records says what no longer holds, and has to be written anew.
         growth: Of what will have come by the time the round is put in force: the newest part of its tail.
+        stay: Indices of the messages that `fixed` counts; the tail is not charged for them again.
+        moving: How many of the last messages the client moves (`core.mover`): they stay out of every span.
     """
 
     trigger: int
@@ -33,6 +35,8 @@ class Room:
     records: int = 0
     anew: bool = False
     growth: int = 0
+    stay: frozenset[int] = frozenset()
+    moving: int = 0
 
     @property
     def free(self) -> int:
@@ -53,7 +57,7 @@ def boundary(
 
     `least` asks for the tail that is kept in any case, even if the target leaves room for more.
     """
-    forwarded = sizes(messages, earlier)
+    forwarded = [0 if k in room.stay else size for k, size in enumerate(sizes(messages, earlier))]
     keep = policy.keep
     stop = min(
         _first_kept(messages, effective, keep.messages, earlier),
@@ -61,8 +65,11 @@ def boundary(
         _tail_start(messages, forwarded, keep, _tail_size(policy, room, least=least)),
     )
     last = _edge(messages, len(messages) - 1) if messages else 0
-    moves = policy.frame.request is not None and latest_user(messages) == len(messages) - 1
-    return _edge(messages, stop if moves else min(stop, last))
+    if room.moving > len(messages) - last:
+        last = _edge(messages, len(messages) - room.moving)
+    elif policy.frame.request is not None and latest_user(messages) == len(messages) - 1:
+        last = len(messages)  # the latest user message moves into the stand-in
+    return _edge(messages, min(stop, last))
 
 
 def chain_records(checkpoint: Checkpoint) -> tuple[Message, ...]:

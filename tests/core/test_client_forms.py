@@ -1,0 +1,56 @@
+"""Forms of known clients that are no words of a user."""
+
+from proxy.core.client_forms import find_files, find_user_messages
+from proxy.core.message import Message
+from proxy.core.planner import task_index
+from proxy.core.standing import said_by_users
+
+FILES = "I have *added these files to the chat* so you can go ahead and edit them.\n\nsrc/a.py"
+FILES_REPLY = "Ok, any changes I propose will be to those files."
+SWITCHED = (
+    "I switched to a new code base. Please don't consider the above files or try to edit them any longer."
+)
+EXAMPLE = [
+    ("user", "Change the greeting to be more casual"),
+    ("assistant", 'Ok, I will:\n\n1. Switch the greeting text from "Hello" to "Hey".\n'),
+    ("user", SWITCHED),
+    ("assistant", "Ok."),
+]
+
+
+def listed(*said: tuple[str, str]) -> list[Message]:
+    return [Message(role, text) for role, text in said]
+
+
+def test_examples_of_aider_and_what_it_shows_are_left_out() -> None:
+    messages = listed(*EXAMPLE, ("user", FILES), ("assistant", FILES_REPLY), ("user", "Do it."))
+    assert list(find_user_messages(messages)) == [6]
+    assert task_index(messages) == 6
+    assert said_by_users(messages) == ["Do it."]
+
+
+def test_examples_behind_a_system_prompt_in_a_message_of_the_user_are_left_out() -> None:
+    messages = listed(("user", "Act as an expert."), ("assistant", "Ok."), *EXAMPLE, ("user", "Do it."))
+    assert list(find_user_messages(messages)) == [0, 6]
+
+
+def test_examples_that_are_not_closed_are_the_users() -> None:
+    assert list(find_user_messages(listed(*EXAMPLE[:2], ("user", "Do it.")))) == [0, 2]
+
+
+def test_a_file_message_without_the_answer_of_aider_is_the_users() -> None:
+    messages = listed(("user", FILES), ("assistant", "Which of them?"), ("user", "Do it."))
+    assert list(find_user_messages(messages)) == [0, 2]
+    assert find_files(messages) is None
+
+
+def test_named_examples_are_left_out_wherever_they_stand() -> None:
+    example = Message("user", "Translate.", name="example_user")
+    assert list(find_user_messages([example, Message("user", "Do it."), example])) == [1]
+
+
+def test_files_are_found_only_near_the_end() -> None:
+    shown = listed(("user", FILES), ("assistant", FILES_REPLY), ("user", "Do it."))
+    assert find_files(shown) == 0
+    assert find_files([*listed(("user", "Earlier.")), *shown]) == 1
+    assert find_files([*shown, *listed(*[("user", "More.")] * 8)]) is None
