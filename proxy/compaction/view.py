@@ -114,7 +114,7 @@ class View:
     def _outside(self) -> int:
         """Calibrated tokens that percentages of usable are not about: what no round removes."""
         percent = self.policy.layout is not None and any(row.percent for row in self.terms.rows)
-        return int((self.fixed + self._moved) / self._scale) if percent and self._scale else 0
+        return int(self.fixed / self._scale) if percent and self._scale else 0
 
     @property
     def standing(self) -> bytes:
