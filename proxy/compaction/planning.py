@@ -24,10 +24,13 @@ SUMMARY_SHARE = 0.06
 # What cannot shrink by this share of T is not worth a summary.
 LEAST_SHARE = 0.10
 CHARACTERS_A_TOKEN = 3.5
-# A ledger takes this share of its limit, however little room there is.
-LEAST_LEDGER_SHARE = 0.4
-# This share of T counts as free for a ledger, even if less is.
-LEAST_FREE_SHARE = 0.25
+# A ledger yields to the tail's floor down to so many tokens, or to this share of its limit if that is more.
+LEDGER_TOKENS = 2_000
+LEDGER_SHARE = 0.4
+# It yields further where all together would take more than this share of what T leaves beside the fixed part.
+FILLED_SHARE = 0.8
+# It never yields below this share of its limit.
+LEAST_LEDGER_SHARE = 0.1
 # Masks suffice where they bring the rest of the request down to this share of what T leaves beside a fixed
 # part that is larger than the target.
 MASKED_SHARE = 0.4
@@ -276,14 +279,16 @@ def _carried_over(
 
 
 def _ledger_tokens(view: View, limit: Limit) -> int:
-    """Tokens that the ledger may take: it yields to the tail that is always kept, but not below a share."""
+    """Tokens that the ledger may take: its limit, as far as it need not yield to the tail's floor."""
     room, tail = view.room, view.policy.keep.tail
-    most = limit.of(max(room.free, int(LEAST_FREE_SHARE * room.trigger)))
+    most = limit.of(room.trigger)
     if room.target is None or tail is None:
         return most
-    kept = sum(each.tokens for each in _kept(view))
-    left = room.target - room.fixed - kept - int(SUMMARY_SHARE * room.trigger) - tail.of(room.free)
-    return min(most, max(left, int(LEAST_LEDGER_SHARE * most)))
+    others = sum(each.tokens for each in _kept(view))
+    others += int(SUMMARY_SHARE * room.trigger) + tail.of(room.free)
+    usual = min(max(LEDGER_TOKENS, int(LEDGER_SHARE * most)), int(FILLED_SHARE * room.free) - others)
+    left = max(room.target - room.fixed - others, usual, int(LEAST_LEDGER_SHARE * most))
+    return min(most, left)
 
 
 async def _tokens(text: str, view: View, reading: Reading) -> int:

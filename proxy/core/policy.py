@@ -183,7 +183,7 @@ class Policy:
 ROW_RESERVES = Reserves(system=0, output=4_000, safety=1_000)
 
 LAYOUT = Layout(
-    ledger=Limit(8_000, 0.26),
+    ledger=Limit(8_000, 0.27),
     cap=Limit(16_000, 0.20),
     huge_share=0.25,
     rounds=6,

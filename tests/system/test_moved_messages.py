@@ -325,7 +325,7 @@ def test_files_that_move_stay_whole_and_rounds_hold(wire: str, sizes: Sizes, tmp
 def test_files_over_the_trigger_stay_whole_from_the_first_request_on(tmp_path: Path) -> None:
     with running(tmp_path, FULL) as (proxy, provider), proxy.client() as client:
         played = play(client, provider, Session("one", FULL), WIRES["chat"], turns=range(8))
-        listed = listed_conversations(client)
+        listed = proxy.wait_for(lambda: listed_conversations(client), "a conversation is listed")
     assert played.lost == [], f"{len(played.lost)} texts were not whole"
     assert len(listed) == 1
 
@@ -333,7 +333,7 @@ def test_files_over_the_trigger_stay_whole_from_the_first_request_on(tmp_path: P
 def test_files_over_the_window_are_compacted_and_listed_as_one_conversation(tmp_path: Path) -> None:
     with running(tmp_path, OVER) as (proxy, provider), proxy.client() as client:
         played = play(client, provider, Session("one", OVER), WIRES["chat"], turns=range(6))
-        listed = listed_conversations(client)
+        listed = proxy.wait_for(lambda: listed_conversations(client), "a conversation is listed")
     assert set(played.statuses) == {"applied"}
     assert not [lost for lost in played.lost if lost.endswith("request")]
     assert all(len(seen) // 4 <= OVER.window for seen in played.forwarded)
@@ -344,6 +344,8 @@ def test_sessions_that_begin_with_the_same_examples_are_listed_apart(tmp_path: P
     with running(tmp_path, OVER) as (proxy, provider), proxy.client() as client:
         for name in ("one", "two"):
             play(client, provider, Session(name, OVER), WIRES["chat"], turns=range(3))
+        proxy.wait_for(lambda: len(listed_conversations(client)) >= 2, "two conversations are listed")
+        proxy.wait_for_quiet()
         listed = listed_conversations(client)
     assert len(listed) == 2
 
