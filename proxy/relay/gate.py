@@ -139,6 +139,10 @@ class Gate:
         rooms = [self._room(tenant, model, output) for model in models]
         return all(room is None or room.holds(size) for room in rooms)
 
+    def note_accepted(self, tenant: str, model: str, size_bytes: int) -> None:
+        """A body that was let through was answered: should a larger one be refused, this one was not."""
+        self._learning.note_accepted_bytes(tenant, self._origin, model, size_bytes)
+
     def reconsider(self) -> None:
         """Something was learned of a model: believe nothing that was worked out before."""
         self._sure.clear()
