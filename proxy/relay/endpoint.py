@@ -235,10 +235,14 @@ class Endpoint:
             passage.fit = Fit(passage.raw, 0, report)
             return
         passage.fit = await self._compactor.fit(passage.ask)
-        if passage.fit.compacted and passage.side is None:
-            self._gate.remember(passage.who.conversation)
+        await self._remember(passage, passage.fit)
         if self._memory is not None:
             passage.offer = await offer(self._memory, passage.ask, passage.fit)
+
+    async def _remember(self, passage: Passage, fit: Fit) -> None:
+        """Have later requests of a compacted conversation read, on every replica."""
+        if fit.compacted and passage.side is None:
+            await self._gate.remember(passage.who.tenant, passage.who.conversation, passage.size)
 
     def _passes(self, passage: Passage) -> bool:
         """Whether a request is too small to be read."""
@@ -347,6 +351,7 @@ class Endpoint:
             self._gate.reconsider()
             if shorter is None:
                 return None
+            await self._remember(passage, shorter)
             if self._memory is not None:
                 passage.offer = await offer(self._memory, ask, shorter)
             answer = await self._open(passage, shorter.raw)
