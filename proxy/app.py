@@ -29,7 +29,7 @@ from proxy.rehearsal.rebuilding import stored
 from proxy.rehearsal.rehearsing import Rehearsing
 from proxy.relay.admission import Admission
 from proxy.relay.asgi import Dispatcher
-from proxy.relay.gate import gates
+from proxy.relay.gate import Gate, gates
 from proxy.relay.identity import origin
 from proxy.relay.known_clients import KnownClients
 from proxy.relay.mcp import Mcp
@@ -90,6 +90,7 @@ def _steering(parts: Parts) -> Steering:
         parts.history,
         parts.wishing,
         parts.recall,
+        compacted=parts.compacted,
         announce=parts.announcing,
         searched=parts.metrics.searched,
     )
@@ -159,7 +160,7 @@ class Proxy:
         parts.metrics.figures["inflight_body_bytes"] = lambda: bodies.used_bytes
         parts.metrics.figures["inflight_body_limit_bytes"] = lambda: bodies.most_bytes
         self._hop = token_hex(HOP_BYTES)
-        self._gates = gates(config, parts.learning, parts.wishing, parts.pricing)
+        self._gates = self._open_gates(config)
         self._admitted = _access(config)
         self._dispatcher = self._built(config, loaded)
 
@@ -175,9 +176,7 @@ class Proxy:
         """
         config = loaded.config
         check_instructions(config)
-        self._gates = gates(
-            config, self._parts.learning, self._parts.wishing, self._parts.pricing, self._gates
-        )
+        self._gates = self._open_gates(config)
         self._parts.pricing.reload(config)
         if self._parts.tracer is not None:
             self._parts.tracer.towards(config.upstream.base_url)
@@ -187,6 +186,10 @@ class Proxy:
     def reloaded(self, *, taken: bool) -> None:
         """A configuration was read, and taken or refused: let the metrics say so."""
         self._parts.metrics.reloaded(taken=taken)
+
+    def _open_gates(self, config: Config) -> Mapping[str, Gate]:
+        parts = self._parts
+        return gates(config, parts.learning, parts.wishing, parts.compacted, parts.pricing)
 
     def _built(self, config: Config, loaded: Loaded | None) -> Dispatcher:
         parts, admission = self._parts, self._admission

@@ -23,7 +23,7 @@ import structlog
 from proxy.core.calibration import MAX_RATIO, Calibration
 from proxy.core.keys import model_key
 from proxy.core.learned import Learned, from_fields, merged, to_fields
-from proxy.core.truncation import Answered, infer_window, judged
+from proxy.core.truncation import LEAST_SIZE_TOKENS, Answered, infer_window, judged
 from proxy.guard import contained
 from proxy.logs import NOT_OBSERVED, UPSTREAM_TRUNCATES
 from proxy.storage.records import Fields, Records
@@ -44,7 +44,8 @@ LOOK_EVERY_S = 10.0
 ASKED_AT_ONCE = 4
 # Conversations of which the last answer is remembered.
 MAX_THREADS = 4_096
-# An inferred window is believed this long, in seconds; then a full request shows whether it still holds.
+# An inferred window, and a refused or accepted size, is believed this long, in seconds; then a full request
+# shows whether it still holds.
 INFERRED_S = 3_600.0
 # Low counts of a model that are remembered.
 MAX_LOW = 8
@@ -83,6 +84,7 @@ class Learning:
         self._last: OrderedDict[tuple[str, str | bytes], Answered] = OrderedDict()
         self._most: dict[str, int] = {}  # the largest count of each model
         self._low: dict[str, deque[Answered]] = {}  # its answers with low counts
+        self._accepted_bytes: dict[str, int] = {}  # its largest body that was answered unread
 
     async def of(self, tenant: str, origin: str, model: str) -> Learned:
         """What is known of a model. The store is waited for once in the life of the process."""
@@ -142,6 +144,55 @@ class Learning:
             known = known._replace(accepted=smaller, accepted_until=self._now() + BELIEVED_S)
         self._remember(key, known)
         await self._keep(key, model)
+
+    def note_accepted_bytes(self, tenant: str, origin: str, model: str, size_bytes: int) -> None:
+        """Remember that a body of this size, which was not counted, was answered; in this process only."""
+        key = model_key(tenant, origin, model)
+        if size_bytes > self._accepted_bytes.get(key, 0):
+            self._accepted_bytes[key] = size_bytes
+            if len(self._accepted_bytes) > MAX_MODELS:
+                del self._accepted_bytes[next(iter(self._accepted_bytes))]
+
+    async def learn_refused(
+        self, tenant: str, origin: str, model: str, estimate: int, size_bytes: int
+    ) -> None:
+        """Remember that a request of this size was refused as too long, and that no limit was named.
+
+        What was answered uncounted before is taken to have as many tokens for each byte as this request.
+
+        Args:
+            tenant: Whose request it was.
+            origin: Of the upstream.
+            model: The model that was asked.
+            estimate: Our uncalibrated count of it as it was forwarded. A small one is not remembered: no
+                model's window is so small.
+            size_bytes: Bytes of its body as it was forwarded.
+        """
+        known = await self.of(tenant, origin, model)
+        if known.calibration.size(estimate) < LEAST_SIZE_TOKENS:
+            return
+        key = model_key(tenant, origin, model)
+        until = self._now() + INFERRED_S
+        accepted_bytes = self._accepted_bytes.pop(key, 0)
+        if accepted_bytes < size_bytes:
+            known = known.add_accepted(accepted_bytes * estimate // size_bytes, until)
+        self._remember(key, known.add_refused(estimate, until))
+        await self._keep(key, model)
+
+    async def learn_accepted(self, tenant: str, origin: str, model: str, estimate: int) -> None:
+        """Remember that a request of this size, in uncalibrated tokens, was answered in full."""
+        key = model_key(tenant, origin, model)
+        known = await self._of(key, model)
+        accepted = known.add_accepted(estimate, self._now() + INFERRED_S)
+        if accepted is known:
+            return
+        self._remember(key, accepted)
+        if accepted.limit_estimate != known.limit_estimate:
+            await self._keep(key, model)
+
+    async def is_limited(self, tenant: str, origin: str, model: str) -> bool:
+        """Returns whether the upstream is believed to take less than it was said to."""
+        return (await self.of(tenant, origin, model)).is_limited
 
     async def learn_adds_output(self, tenant: str, origin: str, model: str) -> None:
         """Remember that the upstream refused the sum of a prompt and the output asked for."""
@@ -223,6 +274,7 @@ class Learning:
         if verdict == "whole":
             known = await self._accept(key, model, known, answer)
             await self._observe(key, model, known, answer.estimate, answer.prompt)
+            await self.learn_accepted(tenant, origin, model, answer.estimate)
         return False
 
     def discover(
@@ -307,12 +359,16 @@ class Learning:
             known = known._replace(discovered=None)
         if known.adds_output_until and known.adds_output_until <= now:
             known = known._replace(adds_output_until=0.0)
+        if known.refused_estimate and known.refused_until <= now:
+            known = known._replace(refused_estimate=0, refused_until=0.0)
+        if known.accepted_estimate and known.accepted_estimate_until <= now:
+            known = known._replace(accepted_estimate=0, accepted_estimate_until=0.0)
         return known._replace(accepted=0) if known.accepted and known.accepted_until <= now else known
 
     def _remember(self, key: str, learned: Learned) -> None:
         known = self._known.get(key)
-        before = (known.window, known.adds_output) if known else (None, False)
-        if before != (learned.window, learned.adds_output):
+        before = (known.window, known.adds_output, known.limit_estimate) if known else (None, False, 0)
+        if before != (learned.window, learned.adds_output, learned.limit_estimate):
             self.changes += 1
         if key not in self._known and len(self._known) >= MAX_MODELS:
             oldest = next(iter(self._known))

@@ -41,6 +41,7 @@ UPSTREAM_RECOVERED = "upstream.recovered"
 NOT_ANNOUNCED = "event.not_announced"
 JOURNAL_NOT_WRITTEN = "journal.not_written"
 FEED_NOT_READ = "feed.not_read"
+COMPACTED_NOT_HEARD = "compacted.not_heard"
 
 # The request that what is logged belongs to; a round that it has begun belongs to it, too.
 REQUEST: ContextVar[str] = ContextVar("request")

@@ -23,6 +23,7 @@ from proxy.adapters.toktok_counter import ToktokCounter
 from proxy.admin.app import Readiness
 from proxy.anchors import Anchors
 from proxy.announcing import Announcing
+from proxy.compacted_conversations import CompactedConversations
 from proxy.compaction.aiming import Aiming
 from proxy.compaction.aside import Aside
 from proxy.compaction.checkpoint_index import CheckpointIndex
@@ -140,6 +141,7 @@ class Parts:
         self.owners = Owners(self.records, config.store.ttl_s)
         self.history = History(self.records, config.store.ttl_s)
         self.wishing = Wishing(self.records, config.store.ttl_s)
+        self.compacted = CompactedConversations(self.records, config.store.ttl_s)
         self.effects = Effects()
         self.holdings = Holdings(self.records, config.store.ttl_s, _bounds(config))
         self._make(writer or HttpSummaryModel(self.transport), clock)
@@ -210,6 +212,8 @@ class Parts:
             stack.callback(asking.cancel)
             measuring = asyncio.create_task(self.metrics.keep_fresh())
             stack.callback(measuring.cancel)
+            stack.push_async_callback(self.compacted.close)
+            await self.compacted.start()
             self.journal.start()
             self.anchors.start()
             self.ready = True

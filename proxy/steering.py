@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from proxy.announcing import Listener, event_id, unheard
+from proxy.compacted_conversations import CompactedConversations
 from proxy.core.event import BYPASSED, COMPACTED, MARKED, PINNED, RESUMED, UNDONE, UNPINNED, Event
 from proxy.core.keys import conversation_key, scope_prefix, tenant_prefix
 from proxy.core.totals import Totals, from_fields
@@ -57,12 +58,13 @@ class Steering:
         history: Knows what has happened to it.
         wishing: Keeps what is asked of it.
         recall: Searches what was taken out of it.
+        compacted: Lets replicas know whose requests they must read.
         announce: Told of what was done.
         searched: Told of each search: `api`, and `found` or `nothing`.
         now: Seconds since the epoch.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all of them by name
         self,
         records: Records,
         owners: Owners,
@@ -70,6 +72,7 @@ class Steering:
         wishing: Wishing,
         recall: Recall,
         *,
+        compacted: CompactedConversations,
         announce: Listener = unheard,
         searched: Callable[[str, str], None] = lambda _source, _outcome: None,
         now: Callable[[], float] = time.time,
@@ -79,6 +82,7 @@ class Steering:
         self._history = history
         self._wishing = wishing
         self._recall = recall
+        self._compacted = compacted
         self._announce = announce
         self._searched = searched
         self._now = now
@@ -104,6 +108,7 @@ class Steering:
         """Have its next request compacted."""
         tenant = await self._owner(conversation)
         _saved(await self._wishing.ask_compact(tenant, conversation))
+        await self._compacted.add(tenant, conversation)
         await self._done(tenant, Event(MARKED, self._now(), conversation))
 
     async def bypass(self, conversation: str) -> None:

@@ -9,6 +9,7 @@ from proxy import learning as module
 from proxy.adapters.memory_store import MemoryStore
 from proxy.core.calibration import Calibration
 from proxy.core.keys import model_key
+from proxy.core.learned import Learned, from_fields, merged, to_fields
 from proxy.core.truncation import Answered
 from proxy.errors import StoreUnavailable
 from proxy.learning import BELIEVED_S, INFERRED_S, KEPT_EVERY_S, LOOK_EVERY_S, Learning
@@ -387,3 +388,53 @@ async def test_a_ratio_that_moves_with_every_answer_is_kept_now_and_then() -> No
     await one.learning.observed(TENANT, ORIGIN, MODEL, 1_000, 2_000)
     await other.look_again()
     assert await other.known() == (None, 5)
+
+
+def limit_of(learned: Learned) -> int:
+    return learned.window_for("some-model", None)
+
+
+async def test_a_limit_without_a_number_lies_between_what_was_accepted_and_refused() -> None:
+    learning = Learning(Records(MemoryStore(), ignored))
+    size = (await learning.of(TENANT, ORIGIN, MODEL)).calibration.size
+    await learning.learn_refused(TENANT, ORIGIN, MODEL, 1_000, 4_000)  # no window is so small
+    assert limit_of(await learning.of(TENANT, ORIGIN, MODEL)) == 128_000
+    await learning.learn_refused(TENANT, ORIGIN, MODEL, 20_000, 80_000)
+    await learning.learn_refused(TENANT, ORIGIN, MODEL, 30_000, 120_000)
+    assert limit_of(await learning.of(TENANT, ORIGIN, MODEL)) == size(18_000)
+    await learning.learn_accepted(TENANT, ORIGIN, MODEL, 19_000)
+    assert limit_of(await learning.of(TENANT, ORIGIN, MODEL)) == size(19_000)
+    await learning.learn_refused(TENANT, ORIGIN, MODEL, 10_000, 40_000)  # it takes less than it did
+    assert limit_of(await learning.of(TENANT, ORIGIN, MODEL)) == size(9_000)
+    await learning.learn_accepted(TENANT, ORIGIN, MODEL, 10_000)
+    assert limit_of(await learning.of(TENANT, ORIGIN, MODEL)) == 128_000
+
+
+async def test_a_body_that_was_accepted_unread_counts_at_the_ratio_of_the_refused_one() -> None:
+    learning = Learning(Records(MemoryStore(), ignored))
+    learning.note_accepted_bytes(TENANT, ORIGIN, MODEL, 76_000)
+    await learning.learn_refused(TENANT, ORIGIN, MODEL, 20_000, 80_000)
+    learned = await learning.of(TENANT, ORIGIN, MODEL)
+    assert limit_of(learned) == learned.calibration.size(19_000)
+
+
+async def test_a_limit_without_a_number_is_believed_for_an_hour() -> None:
+    now = 1_000_000.0
+    learning = Learning(Records(MemoryStore(), ignored), now=lambda: now)
+    await learning.learn_refused(TENANT, ORIGIN, MODEL, 20_000, 80_000)
+    now += 3_599.0
+    assert limit_of(await learning.of(TENANT, ORIGIN, MODEL)) < 128_000
+    now += 2.0
+    assert limit_of(await learning.of(TENANT, ORIGIN, MODEL)) == 128_000
+
+
+def test_replicas_put_sizes_together_in_the_order_in_which_they_were_learned() -> None:
+    nothing = Learned(Calibration.prior("some-model"))
+    refused, accepted = nothing.add_refused(20_000, 100.0), nothing.add_accepted(20_000, 200.0)
+    for each in (merged(refused, accepted, 0.0), merged(accepted, refused, 0.0)):
+        assert (each.refused_estimate, each.accepted_estimate) == (0, 20_000)
+    later = nothing.add_refused(20_000, 300.0)
+    for each in (merged(later, accepted, 0.0), merged(accepted, later, 0.0)):
+        assert (each.refused_estimate, each.accepted_estimate) == (20_000, 0)
+    assert merged(later, accepted, 301.0).limit_estimate == 0
+    assert from_fields(to_fields(later)) == later

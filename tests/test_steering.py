@@ -2,6 +2,7 @@
 
 from proxy.adapters.full_text import SqliteFullText
 from proxy.adapters.memory_store import MemoryStore
+from proxy.compacted_conversations import CompactedConversations
 from proxy.core.event import BYPASSED, MARKED, PINNED, RESUMED, UNPINNED, Event
 from proxy.history import History
 from proxy.holdings import Bounds, Holdings
@@ -30,6 +31,7 @@ async def test_everything_that_is_asked_is_told_once_and_kept() -> None:
         history,
         wishing,
         Recall(records, history, Holdings(records, DAY_S, Bounds()), SqliteFullText()),
+        compacted=CompactedConversations(records, DAY_S),
         announce=lambda tenant, event: heard.append((tenant, event)),
     )
     await owners.note("t_1", NAME)

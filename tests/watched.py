@@ -5,6 +5,7 @@ from typing import Any
 
 from proxy.accounts import Accounts
 from proxy.adapters.full_text import SqliteFullText
+from proxy.compacted_conversations import CompactedConversations
 from proxy.config.model import Config
 from proxy.core.price import Price, Tier
 from proxy.detail import Details
@@ -56,7 +57,10 @@ class Watched:
         )
         holdings = Holdings(self.records, ttl_s, Bounds())
         recall = Recall(self.records, self.history, holdings, SqliteFullText())
-        self.steering = Steering(self.records, self.owners, self.history, self.wishing, recall, now=now)
+        compacted = CompactedConversations(self.records, ttl_s)
+        self.steering = Steering(
+            self.records, self.owners, self.history, self.wishing, recall, compacted=compacted, now=now
+        )
         self.watching = Watching(
             self.records,
             self.owners,

@@ -2,7 +2,7 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -119,6 +119,14 @@ class MemoryStore:
             self._drop(key)
             self._drop(owner_key(key) or key)
         return live
+
+    async def publish(self, channel: str, message: bytes) -> None:
+        """Tell nobody: there is no way to other processes."""
+
+    async def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:  # noqa: ARG002 - as the port says
+        """Nothing comes."""
+        return
+        yield
 
     async def close(self) -> None:
         """Forget everything."""

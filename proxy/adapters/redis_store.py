@@ -12,7 +12,7 @@ import math
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 from redis.asyncio import RedisCluster
@@ -28,6 +28,8 @@ from proxy.ports import Entry, Lease, Record
 
 MAX_VALUE_BYTES = 1024 * 1024
 DEFAULT_MAX_SCOPES = 10_000
+# How long one look for messages lasts, in seconds; between two of them the connection is tested.
+LISTEN_S = 5.0
 FENCE_KEPT_MS = 24 * 3_600_000
 _LEAVING_AT_ONCE = 8
 _KEYS_PER_COMMAND = 500
@@ -149,6 +151,33 @@ class RedisStore:
             notes.update(map(self._note, keys))
         await self._unlinked(list(notes - {b""}))
         return forgotten
+
+    async def publish(self, channel: str, message: bytes) -> None:
+        """Tell every process that listens on a channel."""
+        await self._ask("PUBLISH", self._key(channel), message)
+
+    async def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:
+        """Messages as they come, over a connection of its own; None at first, and after it was lost.
+
+        Raises:
+            StoreUnavailable: The server is away, or does not permit it.
+        """
+        if self._closed:
+            raise StoreUnavailable("store-closed")
+        heard = None
+        try:
+            await self._redis.find()
+            heard = self._redis.client.pubsub()
+            await heard.subscribe(self._key(channel))
+            while True:
+                message = await heard.get_message(timeout=LISTEN_S)
+                if message is not None:
+                    yield message["data"] if message["type"] == "message" else None
+        except FAILURES as error:
+            raise unavailable(error) from error
+        finally:
+            if heard is not None:
+                await heard.aclose()
 
     async def close(self) -> None:
         """Let go of the connections."""

@@ -8,8 +8,10 @@ key of the list seals; any of them opens, so keys are rotated by putting a new o
 import base64
 import binascii
 import hashlib
+import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeVar
 
@@ -95,6 +97,16 @@ class SealedStore:
     async def delete(self, prefix: str) -> int:
         """As the port says."""
         return await self._store.delete(prefix)
+
+    async def publish(self, channel: str, message: bytes) -> None:
+        """As the port says."""
+        await self._store.publish(channel, self._sealed(Record(channel, message, math.inf)).value)
+
+    async def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:
+        """As the port says; what does not open is no envelope."""
+        async with aclosing(self._store.listen(channel)) as messages:
+            async for message in messages:
+                yield message and self._opened(channel, message)
 
     async def close(self) -> None:
         """As the port says."""

@@ -7,7 +7,7 @@ made while it is broken.
 
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -85,6 +85,14 @@ class SqliteStore:
     async def delete(self, prefix: str) -> int:
         """Forget all keys that begin with `prefix`, leases too; how many records and lists there were."""
         return await self._change(partial(rows.delete, prefix=prefix, now=self._now()))
+
+    async def publish(self, channel: str, message: bytes) -> None:
+        """Tell nobody: there is no way to other processes."""
+
+    async def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:  # noqa: ARG002 - as the port says
+        """Nothing comes."""
+        return
+        yield
 
     async def close(self) -> None:
         """Finish what is under way and let go of the file, leaving a stuck call behind after a second."""

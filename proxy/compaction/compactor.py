@@ -99,7 +99,7 @@ class Compactor:
         What it pins is kept by then: the next request may come before this one has been observed.
         """
         if ask.mode is Mode.BYPASS:
-            fit = Fit(ask.body.raw, 0, Report(Status.BYPASSED, ask.conversation))
+            fit = await self._fit_unchanged(ask)
         else:
             fit = await self._failing_open(ask, self._fitted(ask))
             if self._remind is not None and ask.settings.recall.auto != "none":
@@ -161,6 +161,19 @@ class Compactor:
             return self._written(view, settled, Status.SHADOW, due)
         return await self._finished(view, due)
 
+    async def _fit_unchanged(self, ask: Ask) -> Fit:
+        """The request as it came. It is counted only where its answer may raise a learned limit."""
+        estimate = 0
+
+        def failed(error: BaseException) -> None:
+            _log.warning(COMPACTION_FAILED, conversation=ask.conversation, error=type(error).__name__)
+
+        with contained(failed):
+            if await self._learning.is_limited(ask.tenant, ask.origin, ask.model):
+                view = await self._viewer.view(ask)
+                estimate = view.counted(view.messages)
+        return Fit(ask.body.raw, estimate, Report(Status.BYPASSED, ask.conversation))
+
     def _bypassed(self, view: View) -> Fit:
         """The request as it came, because people want it so."""
         bare = view.with_checkpoint(None)
@@ -197,6 +210,9 @@ class Compactor:
             await self._learning.observed(ask.tenant, ask.origin, ask.model, estimate, overflow.used)
         learned = await self._learning.of(ask.tenant, ask.origin, ask.model)
         if overflow.limit is None:
+            if overflow.kind == "context" and overflow.is_sized:
+                size_bytes = len(refused.raw)
+                await self._learning.learn_refused(ask.tenant, ask.origin, ask.model, estimate, size_bytes)
             return int(learned.calibration.size(estimate) * BLIND_SHARE), False
         if overflow.kind != "tpm" and overflow.limit not in echoed:
             await self._learning.overflowed(ask.tenant, ask.origin, ask.model, overflow.limit)

@@ -51,8 +51,11 @@ class Observing:
         self._now = now
 
     async def observe(self, ask: Ask, fit: Fit, usage: Usage | None) -> None:
-        """Take note of one answered request."""
-        if usage is None or not fit.estimate:
+        """Take note of one answered request; `usage` is None if the upstream has told none."""
+        if not fit.estimate:
+            return
+        if usage is None:
+            await self._learning.learn_accepted(ask.tenant, ask.origin, ask.model, fit.estimate)
             return
         footing = fit.footing
         answer = Answered(

@@ -8,11 +8,11 @@ name of a model, or text as it came. Every store and every version keeps these n
 | --- | --- |
 | tenant and root | `checkpoint` (its lease: `…:lease`), `checkpoints`, `staged`, `archive`, `archives` |
 | | `piece`, `detail`, `rounds`, `anchors` |
-| tenant | `archived` (its lease: `…:lease`) |
+| tenant | `archived` (its lease: `…:lease`), `compacted` |
 | tenant and conversation | `conversation`, `events`, `exchanges`, `roots`, `wishes` |
 | conversation | `tenant` |
 | nobody, and a day | `hours`, `writers`, `recent` |
-| nobody | `feed` |
+| nobody | `feed`, `compacted` |
 | tenant, upstream origin and model | `model` |
 
 The root of a conversation is the prefix digest of its first four non-privileged messages. Branches, edits and
@@ -185,6 +185,22 @@ def recent_key(day: str) -> str:
 def feed_key(kind: str) -> str:
     """List (`events`, `exchanges`) or record (`listening`) of the live feed. It stands in nobody's scope."""
     return f"{_scope('', 'feed')}:feed:{kind}"
+
+
+@_remembered
+def compacted_key(tenant: str) -> str:
+    """List: the conversations of a tenant that have rounds although their requests may be small."""
+    return f"{_scope(tenant, 'compacted')}:compacted"
+
+
+def compacted_tenants_key() -> str:
+    """List: the tenants that have such conversations. It stands in nobody's scope."""
+    return f"{_scope('', 'compacted')}:compacted:tenants"
+
+
+def compacted_changes_key() -> str:
+    """List: the newest changes of those lists."""
+    return f"{_scope('', 'compacted')}:compacted:changes"
 
 
 @_remembered

@@ -9,7 +9,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import msgspec
@@ -32,6 +32,7 @@ _STREAM_STARTS: Final = ("data:", "event:", "id:", "retry:", ":")
 _LINE_ENDS: Final = re.compile(r"\r\n|\n|\r")
 
 _QUOTA_STATUS: Final = 429
+_UNSIZED_STATUSES: Final = frozenset({413, _QUOTA_STATUS})
 _TEXT_STATUSES: Final = frozenset({500, 502, 503})
 _STATUSES: Final = frozenset({200, 400, 413, 422, _QUOTA_STATUS}) | _TEXT_STATUSES
 
@@ -54,12 +55,15 @@ class Overflow:
         used: Tokens of the input, for `tpm` of the request, as the provider counted them. None if it does
             not say, or tells only a lower bound or a sum with the output: calibration must not learn those.
         output: Tokens of output asked for; None if it does not say.
+        is_sized: Whether the size of the refused request says something of the window, where no limit is
+            named. It does not where the status speaks of a rate or of bytes, or the cause is only inferred.
     """
 
     kind: Kind
     limit: int | None = None
     used: int | None = None
     output: int | None = None
+    is_sized: bool = True
 
 
 def _decoded(body: bytes, content_encoding: str) -> str | None:
@@ -167,7 +171,7 @@ def _worded(status: int, text: str) -> Overflow | None:
         return None
     found = _context(text)
     if found is None and status == _CUT_AWAY_STATUS and wordings.CUT_AWAY.search(text):
-        return Overflow("context")
+        return Overflow("context", is_sized=False)
     return Overflow("bytes") if found is None and wordings.BYTES.search(text) else found
 
 
@@ -255,4 +259,7 @@ def detect(status: int, body: bytes, content_encoding: str = "") -> Overflow | N
         payload = _parsed(text)
     else:
         payload = text
-    return _judged(status, _words(_failure(payload) if status == 200 else payload))
+    found = _judged(status, _words(_failure(payload) if status == 200 else payload))
+    if status in _UNSIZED_STATUSES and found == Overflow("context"):
+        return replace(found, is_sized=False)
+    return found

@@ -1,6 +1,6 @@
 """What keeps derived data: records, lists and leases by key."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -105,6 +105,18 @@ class Store(Protocol):
 
         With them, and not counted, go the notes of whose they are (`core.keys.owner_key`). Leases on such
         keys end, too, so that nothing that is being made now comes back. May take as long as there are keys.
+        """
+        ...
+
+    async def publish(self, channel: str, message: bytes) -> None:
+        """Tell every process that listens on a channel. Nothing is kept, and nobody need have heard it."""
+        ...
+
+    def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:
+        """Messages that are published on a channel, by whichever process, as they come.
+
+        None comes first, once all that is published from then on is heard. It comes again where something
+        may have been missed. Ends at once where the store tells processes nothing.
         """
         ...
 

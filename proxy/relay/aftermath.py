@@ -106,10 +106,7 @@ class Aftermath:
         """What only a request that was read allows."""
         told = answered.request, ask.model
         await self._trouble(ask.tenant, fit.report, *told, recovered=answered.recovered)
-        if answered.side:
-            return
-        if answered.failed:
-            await self._observing.observe(ask, fit, None)
+        if answered.side or answered.failed:
             return
         usage = answered.usage
         if fit.report.status is Status.APPLIED and ask.settings.compaction.recount == "probe":

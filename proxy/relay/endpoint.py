@@ -48,6 +48,8 @@ from proxy.relay.whose import Whose
 from proxy.tracing import Tracer
 
 USUAL = Control()
+# No model's window is so small that a smaller body is refused inside an answer of status 200.
+LEAST_REFUSED_BYTES = 8_192
 
 
 class Endpoint:
@@ -233,10 +235,14 @@ class Endpoint:
             passage.fit = Fit(passage.raw, 0, report)
             return
         passage.fit = await self._compactor.fit(passage.ask)
-        if passage.fit.compacted and passage.side is None:
-            self._gate.remember(passage.who.conversation)
+        await self._remember(passage, passage.fit)
         if self._memory is not None:
             passage.offer = await offer(self._memory, passage.ask, passage.fit)
+
+    async def _remember(self, passage: Passage, fit: Fit) -> None:
+        """Have later requests of a compacted conversation read, on every replica."""
+        if fit.compacted and passage.side is None:
+            await self._gate.remember(passage.who.tenant, passage.who.conversation, passage.size)
 
     def _passes(self, passage: Passage) -> bool:
         """Whether a request is too small to be read."""
@@ -288,13 +294,15 @@ class Endpoint:
     async def _answer(self, passage: Passage) -> Answer:
         """The upstream's answer; that of another request where it refuses what we can leave out."""
         answer = await self._open(passage, passage.fit.raw if passage.fit else passage.raw)
-        if passage.ask is None and answer.response.status == httpx.codes.OK:
-            return answer  # of what was not read nothing is too long
+        if _cannot_be_refusal(passage, answer):
+            return answer
         shorter, given = None, False
         try:
             overflow = await too_long(answer, self._dialect)
             if overflow is not None:
                 shorter = await self._recovered(passage, overflow, passage.whole())
+            elif passage.fit is None and answer.response.status == httpx.codes.OK:
+                self._gate.note_accepted(passage.who.tenant, passage.model, passage.size)
             shorter = shorter or await self._mended(passage, answer)
             given = shorter is None  # a refusal, too, is what the client gets then
         finally:
@@ -343,6 +351,7 @@ class Endpoint:
             self._gate.reconsider()
             if shorter is None:
                 return None
+            await self._remember(passage, shorter)
             if self._memory is not None:
                 passage.offer = await offer(self._memory, ask, shorter)
             answer = await self._open(passage, shorter.raw)
@@ -361,3 +370,13 @@ class Endpoint:
         if again is None or refusals >= REPLAYS:
             return None
         return await self._recovered(passage, again, shorter, refusals + 1)
+
+
+def _cannot_be_refusal(passage: Passage, answer: Answer) -> bool:
+    """Whether an answer of status 200 is certainly no refusal of the request for its length.
+
+    Of a body that cannot be read no shorter one is made, and a small one that passed the gate fits.
+    """
+    if passage.ask is not None or answer.response.status != httpx.codes.OK:
+        return False
+    return passage.fit is not None or passage.size < LEAST_REFUSED_BYTES

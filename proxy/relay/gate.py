@@ -2,11 +2,11 @@
 
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from proxy.compacted_conversations import CompactedConversations
 from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, for_model
 from proxy.config.upstream import WIRES
@@ -17,10 +17,9 @@ from proxy.dialects.guesses import has_media, models_named, outputs_named
 from proxy.learning import Learning
 from proxy.pricing import Pricing
 from proxy.relay.identity import origin
+from proxy.relay.side_calls import has_history
 from proxy.wishes import Wishing
 
-# Compacted conversations that are known by their id.
-MAX_REMEMBERED = 10_000
 # A larger body is read whatever it says: of a conversation that is known, that takes less than a search.
 MAX_BYTES = 131_072
 # A body that names more models than this is read instead.
@@ -68,13 +67,10 @@ class Gate:
         config: Windows and triggers by model.
         learning: Windows and ratios learned from the upstream.
         wishing: Knows which conversations are to be compacted, however small.
+        compacted: Knows which ones have been, so that they pass no more.
         origin: Of the upstream.
         pricing: Knows prices; None: nobody does.
-        before: The gate whose place this one takes, so that it knows what that one knew.
         clock: Monotonic seconds.
-
-    Attributes:
-        compacted: Conversations that pass no more, those last seen last.
     """
 
     def __init__(
@@ -82,29 +78,31 @@ class Gate:
         config: Config,
         learning: Learning,
         wishing: Wishing,
+        compacted: CompactedConversations,
         origin: str,
         *,
         pricing: Pricing | None = None,
-        before: "Gate | None" = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._learning = learning
         self._wishing = wishing
+        self._compacted = compacted
         self._origin = origin
         self._pricing = pricing
         self._clock = clock
-        self.compacted: OrderedDict[str, None] = before.compacted if before else OrderedDict()
         self._sure: dict[tuple[str, str], tuple[float, float]] = {}  # bytes, and until when they hold
         self._changes = 0
 
-    def remember(self, conversation: str | None) -> None:
-        """Let a compacted conversation pass no more: what replaced its messages is always applied."""
-        if conversation is not None:
-            self.compacted[conversation] = None
-            self.compacted.move_to_end(conversation)
-            if len(self.compacted) > MAX_REMEMBERED:
-                self.compacted.popitem(last=False)
+    async def remember(self, tenant: str, conversation: str | None, size_bytes: int) -> None:
+        """Let a compacted conversation pass no more: what replaced its messages is always applied.
+
+        Args:
+            tenant: Whose it is.
+            conversation: Its id; None if it has none.
+            size_bytes: Of the request that was compacted. A large one never passes, on any replica.
+        """
+        await self._compacted.add(tenant, conversation, listed=size_bytes <= MAX_BYTES)
 
     @staticmethod
     def models(raw: bytes, deployment: str | None) -> AbstractSet[str]:
@@ -128,7 +126,7 @@ class Gate:
             tenant: Whose it is.
             conversation: Of which conversation, if that is known.
         """
-        if conversation is not None and self._awaited(tenant, conversation):
+        if self._awaited(tenant, conversation, raw):
             return False
         size = len(raw)
         if size > MAX_BYTES or not 0 < len(models) <= MAX_MODELS or has_media(raw):
@@ -139,13 +137,19 @@ class Gate:
         rooms = [self._room(tenant, model, output) for model in models]
         return all(room is None or room.holds(size) for room in rooms)
 
+    def note_accepted(self, tenant: str, model: str, size_bytes: int) -> None:
+        """A body that was let through was answered: should a larger one be refused, this one was not."""
+        self._learning.note_accepted_bytes(tenant, self._origin, model, size_bytes)
+
     def reconsider(self) -> None:
         """Something was learned of a model: believe nothing that was worked out before."""
         self._sure.clear()
 
-    def _awaited(self, tenant: str, conversation: str) -> bool:
+    def _awaited(self, tenant: str, conversation: str | None, raw: bytes) -> bool:
         """Whether something is to be done about a conversation whatever its size."""
-        return conversation in self.compacted or self._wishing.marked(tenant, conversation)
+        if self._compacted.has(tenant, conversation):
+            return conversation is not None or has_history(raw)
+        return conversation is not None and self._wishing.marked(tenant, conversation)
 
     def _sure_size(self, tenant: str, model: str) -> float:
         """Bytes up to which a body passes, whatever output it asks for."""
@@ -192,17 +196,13 @@ def gates(
     config: Config,
     learning: Learning,
     wishing: Wishing,
+    compacted: CompactedConversations,
     pricing: Pricing,
-    before: Mapping[str, Gate] | None = None,
 ) -> Mapping[str, Gate]:
-    """A gate for each wire, by its name; wires with one provider share theirs.
-
-    They know the conversations that the gates `before` have let through no more.
-    """
+    """A gate for each wire, by its name; wires with one provider share theirs."""
     made: dict[str, Gate] = {}
     targets = {wire: origin(config.upstream.provider(wire)[0]) for wire in WIRES}
-    for wire, target in targets.items():
+    for target in targets.values():
         if target not in made:
-            older = before[wire] if before else None
-            made[target] = Gate(config, learning, wishing, target, pricing=pricing, before=older)
+            made[target] = Gate(config, learning, wishing, compacted, target, pricing=pricing)
     return {wire: made[target] for wire, target in targets.items()}

@@ -65,7 +65,12 @@ def _is_probe(raw: bytes) -> bool:
 
 
 def _beside(raw: bytes) -> Side:
-    return Side.WITHIN if any(each in raw for each in _PAST) else Side.ALONE
+    return Side.WITHIN if has_history(raw) else Side.ALONE
+
+
+def has_history(raw: bytes) -> bool:
+    """Whether the model may have said something before, in what a body carries."""
+    return any(each in raw for each in _PAST)
 
 
 class SideCalls:

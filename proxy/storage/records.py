@@ -9,8 +9,8 @@ time at start-up; what takes even longer, or nobody calls, goes on in the store 
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
 from typing import TypeVar
 
 from proxy.core import envelope
@@ -19,6 +19,7 @@ from proxy.errors import StoreUnavailable
 from proxy.ports import Lease, Record, Store
 from proxy.storage.behind import Behind
 from proxy.storage.cache import Cache
+from proxy.storage.deadline import within
 from proxy.storage.items import Fields, Item, Line, packed, sealed, size_of
 from proxy.storage.outdated import Outdated
 from proxy.storage.reach import DEADLINE_S, PROBE_EVERY_S, RESTING, Reach
@@ -185,6 +186,31 @@ class Records:
             self.unanswered += 1
             return []
         return [fields for line in lines if (fields := envelope.unpack(line)) is not None]
+
+    async def publish(self, channel: str, fields: Fields) -> bool:
+        """Tell every process that listens on a channel. Returns whether the store took it.
+
+        A store that refuses only this is used as before.
+        """
+        if not self.in_use:
+            return False
+        with suppress(StoreUnavailable, TimeoutError, OSError):
+            await within(DEADLINE_S, self._store.publish(channel, packed(fields)))
+            return True
+        return False
+
+    async def listen(self, channel: str) -> AsyncGenerator[Fields | None, None]:
+        """What is published on a channel, as it comes; None at first, and where something may be missing.
+
+        Raises:
+            StoreUnavailable: The store cannot tell, or tells no more.
+        """
+        async with aclosing(self._store.listen(channel)) as messages:
+            async for message in messages:
+                if message is None:
+                    yield None
+                elif (fields := envelope.unpack(message)) is not None:
+                    yield fields
 
     async def acquire(self, key: str, ttl_s: float) -> Lease | None:
         """A lease, unless another holds it.

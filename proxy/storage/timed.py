@@ -1,7 +1,7 @@
 """A store whose calls are timed."""
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from proxy.ports import Entry, Lease, Record, Store
@@ -62,6 +62,14 @@ class Timed:
     async def delete(self, prefix: str) -> int:
         """As the port says."""
         return await self._timed("delete", self._store.delete(prefix))
+
+    async def publish(self, channel: str, message: bytes) -> None:
+        """As the port says."""
+        await self._timed("publish", self._store.publish(channel, message))
+
+    def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:
+        """As the port says; not timed."""
+        return self._store.listen(channel)
 
     async def close(self) -> None:
         """As the port says; not timed."""

@@ -33,9 +33,11 @@ class Bench(Protocol):
 
     Attributes:
         shared: Whether they see each other.
+        tells: Whether one hears what is published through another.
     """
 
     shared: bool
+    tells: bool
 
     def open(self) -> Store: ...
 
@@ -48,6 +50,7 @@ class MemoryBench:
     """Opens memory stores on a clock of their own."""
 
     shared = False
+    tells = False
 
     def __init__(self) -> None:
         self.time = 1000.0
@@ -66,6 +69,7 @@ class SqliteBench:
     """Opens SQLite stores on one file, and on a clock of their own."""
 
     shared = True
+    tells = False
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "state.db"
@@ -93,6 +97,7 @@ class RedisBench:
     """
 
     shared = True
+    tells = True
 
     def __init__(self, url: str, masters: list[Any]) -> None:
         self.url = replace(parse(url), prefix=f"test-{secrets.token_hex(6)}:")

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from contextlib import aclosing
 
 import pytest
 
@@ -366,3 +367,24 @@ async def test_thousands_of_keys_are_forgotten_at_once(store: Store) -> None:
 
     assert await store.delete("{t}k") == 3000
     assert await store.delete("") == 0
+
+
+async def test_who_listens_hears_what_is_published_or_that_nothing_will_come(bench: Bench) -> None:
+    listener, other = bench.open(), bench.open()
+    heard: list[bytes | None] = []
+    async with asyncio.timeout(30), aclosing(listener.listen("news")) as messages:
+        async for message in messages:
+            heard.append(message)
+            if message is None:
+                await other.publish("other-news", b"not this")
+                await other.publish("news", b"\x01one")
+                await listener.publish("news", b"two")
+            if message == b"two":
+                break
+    assert heard == ([None, b"\x01one", b"two"] if bench.tells else [])
+
+
+async def test_what_is_published_is_not_kept(store: Store) -> None:
+    await store.publish("{t}k", b"news")
+    assert await store.read(["{t}k"]) == [None]
+    assert await store.tail("{t}k", 5) == []

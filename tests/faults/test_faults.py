@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,13 @@ class Troubled:
     async def delete(self, prefix: str) -> int:
         await self.trouble()
         return 0
+
+    async def publish(self, channel: str, message: bytes) -> None:
+        await self.trouble()
+
+    async def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:
+        await self.trouble()
+        yield None
 
     async def close(self) -> None:
         return

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.adapters.memory_store import MemoryStore
 from proxy.anchors import Anchors
+from proxy.compacted_conversations import CompactedConversations
 from proxy.compaction.checkpoint_index import CheckpointIndex
 from proxy.compaction.fitting import Ask, Mode
 from proxy.compaction.viewer import Viewer
@@ -20,7 +21,6 @@ from proxy.dialects.chat.wire import CHAT
 from proxy.errors import StoreUnavailable
 from proxy.learning import Learning
 from proxy.reading import Reading
-from proxy.relay import gate as module
 from proxy.relay.gate import Gate
 from proxy.storage.records import Records
 from proxy.wishes import Wishing
@@ -56,7 +56,8 @@ class Entrance:
         self.config = Config.model_validate(sections)
         self.learning = Learning(records)
         self.wishing = Wishing(records, KEPT_S)
-        self.gate = Gate(self.config, self.learning, self.wishing, ORIGIN)
+        self.compacted = CompactedConversations(records, KEPT_S)
+        self.gate = Gate(self.config, self.learning, self.wishing, self.compacted, ORIGIN)
         self._viewer = Viewer(
             READING, records, CheckpointIndex(records), self.learning, Anchors(records), self.wishing
         )
@@ -255,17 +256,22 @@ async def test_a_learned_ratio_counts(entrance: Entrance) -> None:
     assert [entrance.passes(sized(model=name)) for name in ("large", "large-1")] == [False, True]
 
 
-async def test_a_compacted_conversation_passes_no_more(
-    entrance: Entrance, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_REMEMBERED", 2)
+async def test_a_compacted_conversation_passes_no_more(entrance: Entrance) -> None:
     raw = sized(model="large")
-    entrance.gate.remember(None)
-    assert entrance.passes(raw)  # a conversation without an id is no other one
-    for conversation in ("c_1", "c_2", "c_1", "c_3"):
-        entrance.gate.remember(conversation)
-    names = [None, "c_1", "c_2", "c_3"]
-    assert [entrance.passes(raw, None, name) for name in names] == [True, False, True, False]
+    await entrance.gate.remember(TENANT, "c_1", len(raw))
+    await entrance.gate.remember("another", "c_2", len(raw))
+    names = [None, "c_1", "c_2"]
+    assert [entrance.passes(raw, None, name) for name in names] == [True, False, True]
+
+
+async def test_where_one_without_an_id_was_compacted_those_with_a_history_pass_no_more(
+    entrance: Entrance,
+) -> None:
+    raw = sized(model="large")
+    await entrance.gate.remember(TENANT, None, len(raw))
+    assert entrance.passes(raw)  # it begins, so nothing of it has been replaced
+    assert not entrance.passes(raw.replace(b'"user"', b'"assistant"'))
+    assert entrance.passes(raw.replace(b'"user"', b'"assistant"'), None, "c_1")
 
 
 async def test_a_conversation_that_is_to_be_compacted_is_read_until_it_was(entrance: Entrance) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from proxy.adapters.memory_store import MemoryStore
+from proxy.compacted_conversations import CompactedConversations
 from proxy.config.model import Config
 from proxy.errors import StoreUnavailable
 from proxy.learning import Learning
@@ -37,7 +38,14 @@ async def largest(row: dict[str, Any], prices: dict[str, Any] | None) -> int:
     records = Records(MemoryStore(), ignored)
     pricing = Pricing(config, Nothing())
     learning = Learning(records)
-    gate = Gate(config, learning, Wishing(records, KEPT_S), "https://up.test:443", pricing=pricing)
+    gate = Gate(
+        config,
+        learning,
+        Wishing(records, KEPT_S),
+        CompactedConversations(records, KEPT_S),
+        "https://up.test:443",
+        pricing=pricing,
+    )
     passed, refused = 0, 140_000
     while refused - passed > 1:
         size = (passed + refused) // 2

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -80,6 +80,13 @@ class Watched:
     async def delete(self, prefix: str) -> int:
         await self._do("delete")
         return await self.inner.delete(prefix)
+
+    async def publish(self, channel: str, message: bytes) -> None:
+        await self._do("publish")
+
+    async def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:
+        await self._do("listen")
+        yield None
 
     async def close(self) -> None:
         await self._do("close")
