@@ -120,7 +120,8 @@ def gained(messages: Sequence[Message], earlier: Checkpoint | None) -> Gained:
 
 def task_index(messages: Sequence[Message]) -> int | None:
     """Index of the task, the first user message; None if there is none."""
-    return next((k for k, each in enumerate(messages) if each.role == "user" and not each.answers), None)
+    users = (k for k, each in enumerate(messages) if each.role == "user" and not each.answers)
+    return next((k for k in users if messages[k].instruction is None), None)
 
 
 def _together(indices: Iterable[int]) -> Iterator[Span]:

@@ -122,5 +122,6 @@ def aligned_prompt(instructions: str, *, language: str, tokens: int, groups: int
 
 
 def task_of(messages: Iterable[Message]) -> Message | None:
-    """The task: the first user message."""
-    return next((each for each in messages if each.role == "user" and not each.answers), None)
+    """The task: the first user message that holds no instructions of a project."""
+    users = (each for each in messages if each.role == "user" and not each.answers)
+    return next((each for each in users if each.instruction is None), None)
