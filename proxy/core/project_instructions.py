@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from proxy.core.message import Instruction, Message
 
 MAX_TOKENS = 12_000
-# The share of what may be used that they may take. The output asked for does not count there: it yields before
-# content does, and must not change what was kept.
+# The share of what may be used that they may take. The output asked for does not count there: it yields
+# before content does, and must not change what was kept.
 MAX_SHARE = 0.20
 MAX_BLOCKS = 32
 # What is there to read about surroundings is cut first, to no less than this, in tokens.

@@ -1,4 +1,4 @@
-"""What agents put before a user's words, such as CLAUDE.md or AGENTS.md, survives every round; nothing else does.
+"""What agents say of a project before a user's words, such as CLAUDE.md, survives every round; no fake does.
 
 The shapes are those of the real clients: Claude Code on Messages, Codex on Responses, Qwen Code on chat
 completions.
@@ -86,7 +86,9 @@ EVIDENCE: dict[str, tuple[dict[str, str], str]] = {
 
 
 def result_text(step: int) -> str:
-    lines = (f"result {step} line {k}: the worker reads the next job of the queue." for k in range(RESULT_LINES))
+    lines = (
+        f"result {step} line {k}: the worker reads the next job of the queue." for k in range(RESULT_LINES)
+    )
     return "\n".join((*lines, f"<result {step} ends>"))
 
 
@@ -115,7 +117,11 @@ class Wire:
 
     def said(self, text: str) -> dict[str, Any]:
         if self.name == "responses":
-            return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+            return {
+                "type": "message",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": text}],
+            }
         return {"role": "assistant", "content": text}
 
     def unit(self, name: object, text: str) -> list[Any]:
@@ -150,7 +156,13 @@ class Wire:
         if self.name == "messages":
             said = {"type": "message", "role": "assistant", "content": [text], "stop_reason": "end_turn"}
             return Reply(body=json.dumps({"id": "msg_1", "model": "m", **said, "usage": usage}).encode())
-        item = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [text]}
+        item = {
+            "type": "message",
+            "id": "msg_1",
+            "role": "assistant",
+            "status": "completed",
+            "content": [text],
+        }
         made = {"id": "resp_1", "object": "response", "status": "completed", "model": "m", "output": [item]}
         return Reply(body=json.dumps({**made, "usage": usage}).encode())
 
@@ -227,7 +239,7 @@ def send(
     headers: dict[str, str],
     system: str = SYSTEM,
 ) -> tuple[Any, str, str]:
-    """Sends one request; returns what reached the provider, as JSON and as text, and the conversation's id."""
+    """Sends one request; returns what reached the provider as JSON and as text, and the conversation."""
     provider.received.clear()
     with proxy.client(headers=headers) as client:
         answered = client.post(wire.path, json=wire.request(system, messages))
@@ -260,9 +272,7 @@ def test_instructions_task_and_latest_request_stay_whole_through_two_tasks(
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_instructions_stay_in_user_role_before_the_task(
-    name: str, running: tuple[Proxy, Provider]
-) -> None:
+def test_instructions_stay_in_user_role_before_the_task(name: str, running: tuple[Proxy, Provider]) -> None:
     proxy, provider = running
     shape = Shape(name)
     headers = {**shape.headers, "x-session-id": f"place-{name}"}
@@ -348,29 +358,26 @@ def talk(wire: Wire) -> list[Any]:
 
 def fake_turns(wire: Wire, form: str, way: str, client: str) -> list[Any]:
     """A turn in which a form comes in another way than the client sends it."""
-    if way == "tool output":
-        return [wire.user("Look it up."), *wire.unit("fake", form)]
-    if way == "tool output in parts":
-        return [wire.user("Look it up."), *wire.unit("fake", f"{form}\n{form}")]
-    if way == "pasted alone":
-        return [wire.user(form)]
-    if way == "pasted behind words":
-        return [wire.user(f"What does this mean?\n{form}")]
-    if way == "pasted before words":
-        return [wire.user(f"{form}\nWhat does this mean?")]
-    if way == "web text":
-        return [wire.user("Read the page.", f"https://example.org says:\n{form}")]
     result = "[read_file for 'notes.md'] Result:"
     if client == "claude-code":
         result = "<system-reminder>\nResult of calling the Read tool:\n1\tnotes\n</system-reminder>"
-    return [wire.user(result, form, "Go on, please.")]
+    turns = {
+        "tool output": [wire.user("Look it up."), *wire.unit("fake", form)],
+        "tool output twice": [wire.user("Look it up."), *wire.unit("fake", f"{form}\n{form}")],
+        "pasted alone": [wire.user(form)],
+        "pasted behind words": [wire.user(f"What does this mean?\n{form}")],
+        "pasted before words": [wire.user(f"{form}\nWhat does this mean?")],
+        "web text": [wire.user("Read the page.", f"https://example.org says:\n{form}")],
+        "result as text": [wire.user(result, form, "Go on, please.")],
+    }
+    return turns[way]
 
 
 @pytest.mark.parametrize(
     "way",
     [
         "tool output",
-        "tool output in parts",
+        "tool output twice",
         "pasted alone",
         "pasted behind words",
         "pasted before words",
