@@ -1,6 +1,7 @@
 """Forms of known clients are recognised on every wire where their client sends them, and nowhere else."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ class Words:
     def count(self, text: str, model: str) -> int:
         return len(text.split())
 
-    def count_each(self, texts: list[str], model: str) -> list[int]:
+    def count_each(self, texts: Sequence[str], model: str) -> list[int]:
         return [self.count(text, model) for text in texts]
 
 

@@ -559,7 +559,7 @@ def reasoned(items: list[Any]) -> dict[str, int]:
 @pytest.mark.parametrize(
     "begins", ["<environment_context>\n<cwd>/</cwd>", "# AGENTS.md instructions for /\n"]
 )
-def test_what_begins_as_codex_writes_of_a_project_is_the_users_unless_the_client_is_known(
+def test_what_begins_as_codex_writes_of_a_project_is_the_users_by_itself(
     begins: str,
 ) -> None:
     content = [{"type": "input_text", "text": begins}]
