@@ -6,18 +6,20 @@ a message is recognised by its bytes, which its record keeps anyway.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from operator import attrgetter
 from sys import getsizeof
 from typing import NamedTuple, TypeVar
 
 from proxy.core.digest import prefix_digests
-from proxy.core.message import Message
+from proxy.core.message import Message, Source
 from proxy.core.tokens import RULES, definition_piece, message_tokens, pieces
 from proxy.counting import Counting
 from proxy.dialects.body import Body
 from proxy.dialects.dialect import Dialect, Weighed
 from proxy.dialects.json_slices import elements
+from proxy.dialects.project_instructions import divide, find_client_by_prompt, has_mark, settle
 from proxy.errors import Unreadable
 from proxy.lots import AT_ONCE_BYTES, in_lots
 from proxy.lru import Lru
@@ -61,7 +63,7 @@ class Listed(NamedTuple):  # made for each request: a dataclass costs four times
 
     Attributes:
         messages: All messages, counted.
-        body: The non-privileged ones.
+        body: Those that a round may take: neither privileged nor instructions of a project.
         prefixes: Prefix digests of `body`.
         tokens: Sum over `messages`, before calibration.
         guessed: Whether any holds parts that are no text, whose tokens are not counted but guessed.
@@ -102,41 +104,53 @@ class Reading:
     ) -> None:
         self._countings = countings
         self._held: Lru[tuple[bytes, Gauge], Message] = Lru(max_held_bytes)
-        self._lists: Lru[tuple[bytes, Gauge], _Known] = Lru(max_listed_bytes)
+        self._lists: Lru[tuple[bytes, Gauge, str], _Known] = Lru(max_listed_bytes)
         self._turns = asyncio.Semaphore(WORKERS)
         self._overheads: Lru[tuple[tuple[str, ...], Gauge], int] = Lru(MAX_DEFINED)
 
-    async def listed(self, body: Body, gauge: Gauge) -> Listed:
+    async def listed(self, body: Body, gauge: Gauge, client: str = "") -> Listed:
         """The list of a request, counted and digested; of one that has grown, only what is new is touched.
+
+        Args:
+            body: The request.
+            gauge: How it is counted.
+            client: The name of the client that sends it, if that is known without the messages.
 
         Raises:
             Unreadable: One of its messages is none.
         """
         if not body.mark:
-            return (await self._grown(EMPTY, body.messages, gauge))[0]
-        key = (body.mark, gauge)
+            return (await self._grown(EMPTY, body.messages, gauge, client))[0]
+        key = (body.mark, gauge, client)
         known = self._lists.get(key)
         if known is not None:
             return known.listed
-        base = self._lists.get((body.since, gauge)) if body.since else None
+        base = self._lists.get((body.since, gauge, client)) if body.since else None
+        if base and _is_open(base.listed.messages, client):
+            base = None
         raws = body.late if base else body.messages
-        listed, size = await self._grown(base.listed if base else EMPTY, raws, gauge)
+        listed, size = await self._grown(base.listed if base else EMPTY, raws, gauge, client)
         if base and base.since:
-            self._lists.drop((base.since, gauge))
+            self._lists.drop((base.since, gauge, client))
         size += base.size if base else 0
         self._lists.put(key, _Known(listed, size, body.since if base else b""), size)
         return listed
 
-    async def _grown(self, base: Listed, raws: Sequence[bytes], gauge: Gauge) -> tuple[Listed, int]:
+    async def _grown(
+        self, base: Listed, raws: Sequence[bytes], gauge: Gauge, client: str
+    ) -> tuple[Listed, int]:
         """A list with more messages behind it, and the bytes that these take."""
         new = await self.messages(raws, gauge)
+        client = client or _find_client(base.messages or new)
+        if client:
+            new = await self._divide(base.messages, new, gauge, client)
         plain: list[Message] = []
         prefixes = [base.prefixes[-1] if base.prefixes else gauge.dialect.seed]
         tokens, guessed = base.tokens, base.guessed
         for start, lot in in_lots(new, _held_bytes):
             if start:
                 await asyncio.sleep(0)
-            those = [each for each in lot if not each.privileged]
+            those = [each for each in lot if not each.is_fixed]
             plain += those
             prefixes += prefix_digests(those, prefixes[-1])
             tokens += sum([each.tokens for each in lot])
@@ -144,6 +158,28 @@ class Reading:
         body, digests = base.body + tuple(plain), base.prefixes + tuple(prefixes[1:])
         listed = Listed(base.messages + new, body, digests, tokens, guessed)
         return listed, sum(map(len, raws)) + len(raws) * (RECORD_BYTES + PLACE_BYTES)
+
+    async def _divide(
+        self, base: Sequence[Message], new: Sequence[Message], gauge: Gauge, client: str
+    ) -> tuple[Message, ...]:
+        """The new messages with a known client's instructions as messages of their own, marked as such."""
+        is_first = not any(each.role == "assistant" for each in base)
+        before = base[-1] if base else None
+        made: list[Message] = []
+        for record in new:
+            is_first = is_first and record.role != "assistant"
+            parts = divide(record, client, is_first=is_first) if before is None or not before.answers else ()
+            before = record
+            if not parts:
+                made.append(record)
+                continue
+            source = Source(record.raw, len(parts)) if len(parts) > 1 else None
+            records = await self.messages([raw for raw, _ in parts], gauge)
+            made += [
+                replace(each, instruction=instruction, source=source)
+                for each, (_, instruction) in zip(records, parts, strict=True)
+            ]
+        return settle(made) if len(made) != len(new) or any(each.instruction for each in made) else tuple(new)
 
     async def messages(self, raws: Sequence[bytes], gauge: Gauge) -> tuple[Message, ...]:
         """The records of these messages, counted.
@@ -243,6 +279,25 @@ class Reading:
         """Let go of the threads that count."""
         for counting in self._countings.values():
             counting.close()
+
+
+def _find_client(messages: Sequence[Message]) -> str:
+    """The client whose system prompt opens a list; empty where none is known."""
+    first = next((each for each in messages if each.privileged), None)
+    return find_client_by_prompt(first.text) if first is not None else ""
+
+
+def _is_open(messages: Sequence[Message], client: str) -> bool:
+    """Whether what follows a list decides what instructions in its last turn are."""
+    client = client or _find_client(messages)
+    if not client:
+        return False
+    for each in reversed(messages):
+        if each.role == "assistant" or each.answers:
+            return False
+        if each.source is not None or has_mark(each.raw, client):
+            return True
+    return False
 
 
 def _decoded_bytes(raw: bytes) -> int:

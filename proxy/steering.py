@@ -10,7 +10,18 @@ from dataclasses import dataclass, replace
 
 from proxy.announcing import Listener, event_id, unheard
 from proxy.compacted_conversations import CompactedConversations
-from proxy.core.event import BYPASSED, COMPACTED, MARKED, PINNED, RESUMED, UNDONE, UNPINNED, Event
+from proxy.core.event import (
+    BYPASSED,
+    COMPACTED,
+    MARKED,
+    PINNED,
+    REMOVED,
+    RESTORED,
+    RESUMED,
+    UNDONE,
+    UNPINNED,
+    Event,
+)
 from proxy.core.keys import conversation_key, scope_prefix, tenant_prefix
 from proxy.core.totals import Totals, from_fields
 from proxy.errors import RequestRefused, StoreUnavailable
@@ -185,6 +196,26 @@ class Steering:
             raise _unknown("pin", "pin_not_found")
         _saved(await self._wishing.unpin(tenant, conversation, pin))
         await self._done(tenant, Event(UNPINNED, self._now(), conversation, reason=name))
+
+    async def instructions(self, conversation: str) -> Wishes:
+        """What its client says of its project (`Wishes.instructions`, `Wishes.removed`)."""
+        return await self._wishing.of(await self._owner(conversation), conversation)
+
+    async def remove_instruction(self, conversation: str, name: str, *, removed: bool = True) -> None:
+        """Leave the instructions with this id, `i_…`, out of requests that are rewritten, or end that.
+
+        Raises:
+            RequestRefused: 404, there are none.
+        """
+        tenant = await self._owner(conversation)
+        known = await self._wishing.of(tenant, conversation)
+        if all(each.id != name for each in known.instructions):
+            raise _unknown("instruction", "instruction_not_found")
+        if (name in known.removed) is removed:
+            return
+        _saved(await self._wishing.remove_instruction(tenant, conversation, name, removed=removed))
+        kind = REMOVED if removed else RESTORED
+        await self._done(tenant, Event(kind, self._now(), conversation, reason=name))
 
     async def search(
         self, conversation: str, query: str, limit: int, *, everywhere: bool = False

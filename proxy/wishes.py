@@ -13,19 +13,23 @@ import math
 import time
 import unicodedata
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from proxy.core.keys import lease_key, wishes_key
+from proxy.core.message import Instruction
+from proxy.core.project_instructions import instruction_id
 from proxy.errors import StoreUnavailable
 from proxy.ports import Lease
 from proxy.storage.records import Fields, Records
 
 MAX_PINS = 50
 MAX_PIN_CHARACTERS = 2_000
+# Instructions of a project that are listed for one conversation, and that can be removed; the newest stay.
+MAX_INSTRUCTIONS = 64
 # Rounds of one conversation that can be undone; the oldest are forgotten, as nothing builds on them.
 MAX_UNDONE = 100
 PLACE_BYTES = 64
@@ -42,6 +46,27 @@ _PIN_DIGITS = 12
 _UNFIT = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
+class NotedInstruction(NamedTuple):
+    """Instructions of a project that a conversation holds: `core.message.Instruction`, and its size.
+
+    Attributes:
+        client: The program that sends them.
+        kind: `instructions`, `memory` or `environment`.
+        path: Which of that kind.
+        tokens: Counted tokens of the newest version.
+    """
+
+    client: str
+    kind: str
+    path: str
+    tokens: int
+
+    @property
+    def id(self) -> str:
+        """Its name, `i_…`."""
+        return instruction_id(Instruction(self.client, self.kind, self.path))
+
+
 @dataclass(frozen=True, slots=True)
 class Wishes:
     """What is asked of a conversation.
@@ -52,6 +77,8 @@ class Wishes:
         undone: Places (`core.checkpoint.place`) of the rounds that are not to be applied, oldest first.
         suppressed: No round is to be made by itself, unless the request would not fit otherwise.
         bypass: Its requests go on as they come, whatever is stored of it and whether they fit or not.
+        instructions: Instructions of the project that it holds, oldest first: what can be removed.
+        removed: Ids of those that are left out of requests that are rewritten.
     """
 
     compact: bool = False
@@ -59,6 +86,8 @@ class Wishes:
     undone: tuple[bytes, ...] = ()
     suppressed: bool = False
     bypass: bool = False
+    instructions: tuple[NotedInstruction, ...] = ()
+    removed: tuple[str, ...] = ()
 
 
 NONE = Wishes()
@@ -84,6 +113,8 @@ def _to_fields(wishes: Wishes) -> dict[str, Any]:
         "undone": [place.hex() for place in wishes.undone],
         "suppressed": wishes.suppressed,
         "bypass": wishes.bypass,
+        "instructions": [list(each) for each in wishes.instructions],
+        "removed": list(wishes.removed),
     }
 
 
@@ -96,7 +127,17 @@ def _from_fields(fields: Fields | None) -> Wishes:
         undone=tuple(filter(None, map(_place, _texts(told.get("undone")))))[-MAX_UNDONE:],
         suppressed=told.get("suppressed") is True,
         bypass=told.get("bypass") is True,
+        instructions=tuple(_noted(told.get("instructions")))[-MAX_INSTRUCTIONS:],
+        removed=tuple(_texts(told.get("removed")))[-MAX_INSTRUCTIONS:],
     )
+
+
+def _noted(value: object) -> Iterator[NotedInstruction]:
+    """The instructions in a record, without those that cannot be read."""
+    for row in value if isinstance(value, list | tuple) else ():
+        match row:
+            case [str(client), str(kind), str(path), int(tokens)]:
+                yield NotedInstruction(client, kind, path, tokens)
 
 
 def _texts(value: object) -> list[str]:
@@ -119,6 +160,17 @@ def _pinned(wishes: Wishes, text: str) -> Wishes:
 
 def _unpinned(wishes: Wishes, text: str) -> Wishes:
     return replace(wishes, pins=tuple(pin for pin in wishes.pins if pin != text))
+
+
+def _with_instructions(wishes: Wishes, found: Iterable[NotedInstruction]) -> Wishes:
+    noted = {each[:3]: each for each in (*wishes.instructions, *found)}
+    return replace(wishes, instructions=tuple(noted.values())[-MAX_INSTRUCTIONS:])
+
+
+def _without(wishes: Wishes, name: str, *, removed: bool) -> Wishes:
+    others = [each for each in wishes.removed if each != name]
+    names = [*others, name] if removed else others
+    return replace(wishes, removed=tuple(names[-MAX_INSTRUCTIONS:]))
 
 
 def _undone(wishes: Wishes, place: bytes) -> Wishes:
@@ -188,6 +240,24 @@ class Wishing:
     async def unpin(self, tenant: str, conversation: str, text: str) -> bool:
         """Let go of a pinned text. Whether the store has it."""
         _, saved = await self._change(tenant, conversation, lambda known: _unpinned(known, text))
+        return saved
+
+    async def note_instructions(
+        self, tenant: str, conversation: str, found: Iterable[NotedInstruction]
+    ) -> None:
+        """Keep which instructions of a project a conversation holds; costs nothing where that is known."""
+        found = tuple(found)
+        known = await self.of(tenant, conversation)
+        if _with_instructions(known, found) != known:
+            await self._change(tenant, conversation, lambda wishes: _with_instructions(wishes, found))
+
+    async def remove_instruction(
+        self, tenant: str, conversation: str, name: str, *, removed: bool = True
+    ) -> bool:
+        """Leave instructions out from now on, or end that. Whether the store has it."""
+        _, saved = await self._change(
+            tenant, conversation, lambda known: _without(known, name, removed=removed)
+        )
         return saved
 
     async def ask_compact(self, tenant: str, conversation: str) -> bool:

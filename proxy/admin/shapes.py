@@ -10,7 +10,7 @@ from proxy.errors import RequestRefused
 from proxy.recall import Hit, Recalled
 from proxy.steering import Overview
 from proxy.watching import Standing
-from proxy.wishes import pin_id
+from proxy.wishes import Wishes, pin_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,34 @@ class Pins:
 
 
 @dataclass(frozen=True, slots=True)
+class ProjectInstruction:
+    """Instructions of a project, such as a CLAUDE.md, that a client puts before what its user says.
+
+    Attributes:
+        id: Their id, the same for each version.
+        client: The client.
+        kind: `instructions`, `memory` or `environment`.
+        path: The file, or what else tells two of a kind apart; may be empty.
+        tokens: Estimated size of the newest version.
+        removed: Whether they are left out of requests that are rewritten.
+    """
+
+    id: str
+    client: str
+    kind: str
+    path: str
+    tokens: int
+    removed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectInstructions:
+    """The instructions of a project in a conversation, oldest first."""
+
+    instructions: tuple[ProjectInstruction, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Conversation:
     """A conversation as it stands.
 
@@ -75,6 +103,7 @@ class Conversation:
         totals: What it has used.
         rounds: Its rounds, oldest first.
         pins: Its pins.
+        instructions: What its client says of its project.
         compact: Whether its next request is compacted.
         suppressed: Whether no round is made by itself, unless the request would not fit otherwise.
         bypass: Whether its requests go on as they come.
@@ -85,6 +114,7 @@ class Conversation:
     totals: Totals
     rounds: tuple[Round, ...]
     pins: tuple[Pin, ...]
+    instructions: tuple[ProjectInstruction, ...]
     compact: bool
     suppressed: bool
     bypass: bool
@@ -203,6 +233,14 @@ def pins_shape(pins: tuple[str, ...]) -> tuple[Pin, ...]:
     return tuple(Pin(pin_id(text), text) for text in pins)
 
 
+def instructions_shape(wishes: Wishes) -> tuple[ProjectInstruction, ...]:
+    """Instructions of a project with their ids."""
+    return tuple(
+        ProjectInstruction(each.id, each.client, each.kind, each.path, each.tokens, each.id in wishes.removed)
+        for each in wishes.instructions
+    )
+
+
 def conversation_shape(conversation: str, seen: Overview, stands: Standing) -> Conversation:
     """A conversation."""
     return Conversation(
@@ -210,6 +248,7 @@ def conversation_shape(conversation: str, seen: Overview, stands: Standing) -> C
         totals=seen.totals,
         rounds=tuple(round_shape(each, undone=each.place in seen.undone) for each in seen.rounds),
         pins=pins_shape(seen.wishes.pins),
+        instructions=instructions_shape(seen.wishes),
         compact=seen.wishes.compact,
         suppressed=seen.wishes.suppressed,
         bypass=stands.bypass,

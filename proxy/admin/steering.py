@@ -5,7 +5,17 @@ from dataclasses import asdict
 from fastapi import Response
 
 from proxy.admin.api import Steers, answer, routes
-from proxy.admin.shapes import Bypass, Marked, NewPin, Pins, Round, pins_shape, round_shape
+from proxy.admin.shapes import (
+    Bypass,
+    Marked,
+    NewPin,
+    Pins,
+    ProjectInstructions,
+    Round,
+    instructions_shape,
+    pins_shape,
+    round_shape,
+)
 
 router = routes()
 
@@ -54,3 +64,24 @@ async def _unpin(conversation: str, pin: str, steering: Steers) -> Response:
     """Let go of a pinned text."""
     await steering.unpin(conversation, pin)
     return answer(asdict(Pins(pins_shape(await steering.pins(conversation)))))
+
+
+@router.get("/conversations/{conversation}/instructions", response_model=ProjectInstructions)
+async def _instructions(conversation: str, steering: Steers) -> Response:
+    """What the client says of its project, such as a CLAUDE.md: no round takes it."""
+    wishes = await steering.instructions(conversation)
+    return answer(asdict(ProjectInstructions(instructions_shape(wishes))))
+
+
+@router.delete("/conversations/{conversation}/instructions/{instruction}", response_model=ProjectInstructions)
+async def _remove_instruction(conversation: str, instruction: str, steering: Steers) -> Response:
+    """Leave instructions out of requests that are rewritten."""
+    await steering.remove_instruction(conversation, instruction)
+    return await _instructions(conversation, steering)
+
+
+@router.post("/conversations/{conversation}/instructions/{instruction}", response_model=ProjectInstructions)
+async def _restore_instruction(conversation: str, instruction: str, steering: Steers) -> Response:
+    """Keep instructions again that were left out."""
+    await steering.remove_instruction(conversation, instruction, removed=False)
+    return await _instructions(conversation, steering)

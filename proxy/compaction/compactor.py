@@ -16,7 +16,7 @@ from proxy.compaction.cutting import cut, sized
 from proxy.compaction.fitting import Ask, Fit, Forwarded, Mode, Report, Status
 from proxy.compaction.policies import policy_for
 from proxy.compaction.replacing import QUIET, Replacing
-from proxy.compaction.view import View
+from proxy.compaction.view import View, with_shorter
 from proxy.compaction.viewer import TIGHT_SHARE, Viewer
 from proxy.core.anchor import anchored
 from proxy.core.calibration import Calibration
@@ -249,7 +249,8 @@ class Compactor:
         over = view.automatic and view.exceeds_window(view.effective)
         if view.earlier is None and not over:
             return Settled(view.messages, changed=False, fits=True)
-        messages = view.effective if sound(view.effective) else repair(view.effective)
+        messages = view.effective if view.earlier else with_shorter(view.messages, view.shorter)
+        messages = messages if sound(messages) else repair(messages)
         if view.ask.settings.alternation == "strict":
             messages = alternate(messages)
         if not all(map(_TOKENS, messages)):

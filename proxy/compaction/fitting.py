@@ -53,6 +53,7 @@ class Ask:
         strategy: The strategy that the client asked for, if it named one.
         lower_output: Whether the output asked for may be lowered to make the request fit.
         pins: What the client wants to be kept word for word.
+        client: The name of the client, as far as its header fields tell (`dialects.project_instructions`).
     """
 
     body: Body
@@ -69,6 +70,7 @@ class Ask:
     strategy: str | None = None
     lower_output: bool = False
     pins: tuple[str, ...] = ()
+    client: str = ""
 
     @property
     def routes(self) -> tuple[SummaryRoute, ...]:

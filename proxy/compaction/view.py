@@ -40,7 +40,7 @@ class View:
         terms: What holds for it whatever its messages are.
         root: The conversation's root; None if it is too short to be remembered, or must not be.
         messages: The client's list.
-        body: Its non-privileged messages.
+        body: Those that are not fixed (`core.message`).
         prefixes: Their prefix digests.
         tokens: Tokens of the client's list.
         overhead: Tokens beside the messages.
@@ -59,6 +59,8 @@ class View:
         growth: What will have come by the time a round of it is put in force, calibrated.
         moving: How many of the last messages of `body` the client moves; 0 also where a round must take them.
         continued: The conversation of the request before, where this one surely goes on with it.
+        shorter: What instructions of the project become in a list that is rewritten, by index in `messages`;
+            None: they are left out. Those that stay whole are not in it.
     """
 
     ask: Ask
@@ -84,6 +86,7 @@ class View:
     growth: int = 0
     moving: int = 0
     continued: str | None = None
+    shorter: Mapping[int, Message | None] = field(default_factory=dict)
 
     @property
     def gauge(self) -> Gauge:
@@ -135,8 +138,12 @@ class View:
     @kept
     def fixed(self) -> int:
         """Counted tokens of what no round removes, whatever the client moves."""
-        privileged = self.tokens - sum(map(_tokens, self.body))
-        return privileged + self.overhead + sum(self.body[index].tokens for index in self._stay)
+        whole = self.tokens - sum(map(_tokens, self.body))
+        less = sum(
+            self.messages[k].tokens - (put.tokens if put is not None else 0)
+            for k, put in self.shorter.items()
+        )
+        return whole - less + self.overhead + sum(self.body[index].tokens for index in self._stay)
 
     @kept
     def _stay(self) -> frozenset[int]:
@@ -287,17 +294,27 @@ class View:
         return replace(
             self,
             earlier=checkpoint,
-            effective=applied(checkpoint, self.messages),
+            effective=applied(checkpoint, self.messages, self.shorter),
             place=place_of(checkpoint, self.prefixes),
             drifting=self.drifting if checkpoint is None else self.anchor is not None,
         )
 
 
-def applied(checkpoint: Checkpoint | None, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The client's list with a checkpoint applied."""
+def applied(
+    checkpoint: Checkpoint | None, messages: tuple[Message, ...], shorter: Mapping[int, Message | None]
+) -> tuple[Message, ...]:
+    """The client's list with a checkpoint applied, and instructions of the project as they are to be then."""
     if checkpoint is None:
         return messages
-    return render(messages, checkpoint.spans, checkpoint.stand_ins, checkpoint.edited)
+    return render(with_shorter(messages, shorter), checkpoint.spans, checkpoint.stand_ins, checkpoint.edited)
+
+
+def with_shorter(messages: tuple[Message, ...], shorter: Mapping[int, Message | None]) -> tuple[Message, ...]:
+    """A list with some messages replaced, or left out where they become None."""
+    if not shorter:
+        return messages
+    put = (shorter.get(k, each) for k, each in enumerate(messages))
+    return tuple(each for each in put if each is not None)
 
 
 def remembered_as(ask: Ask, prefixes: Sequence[bytes]) -> bytes | None:

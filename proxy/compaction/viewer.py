@@ -2,13 +2,14 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from proxy.anchors import Anchors
 from proxy.compaction.aiming import UNAIMED, Aimed, Aiming
 from proxy.compaction.checkpoint_index import CheckpointIndex
+from proxy.compaction.cutting import CUT_MARGIN, NOTICE_TOKENS
 from proxy.compaction.fitting import Ask
 from proxy.compaction.policies import policy_for
 from proxy.compaction.previous_requests import Comparison, PreviousRequests
@@ -22,17 +23,22 @@ from proxy.core.checkpoint_fields import from_fields
 from proxy.core.keys import checkpoint_keys, checkpoints_key, staged_key
 from proxy.core.message import Message
 from proxy.core.places import place_of
+from proxy.core.project_instructions import budget_tokens, select
+from proxy.dialects.project_instructions import find_client_by_members
 from proxy.learning import Learning
-from proxy.reading import Listed, Reading
+from proxy.lru import Lru
+from proxy.reading import Gauge, Listed, Reading
 from proxy.storage.records import Fields, Records
 from proxy.wishes import NONE as NO_WISHES
-from proxy.wishes import Wishes, Wishing
+from proxy.wishes import NotedInstruction, Wishes, Wishing
 
 # After each overflow the request is made to fit in this share of its limit: the estimate was wrong.
 TIGHT_SHARE = 0.85
 # What matters is cut only where the estimate is over the window by more than it may be wrong; if it was right
 # after all, the upstream refuses, and it is cut then. By the number of refusals so far.
 DOUBT_SHARES = (1.02, 1.02, 0.95, 0.85)
+# Shortened instructions of projects are held up to this many bytes.
+MAX_SHORT_BYTES = 1024 * 1024
 # Checkpoints that are held as they were read from their records.
 MAX_CHECKPOINTS = 1_000
 
@@ -78,6 +84,7 @@ class Viewer:
         self._aiming = aiming
         self._previous = PreviousRequests()
         self._read: OrderedDict[str, tuple[Fields, Checkpoint | None]] = OrderedDict()
+        self._short: Lru[tuple[bytes, int, Gauge], Message] = Lru(MAX_SHORT_BYTES)
 
     async def view(self, ask: Ask, *, refusals: int = 0, fresh: bool = False) -> View:
         """The request as it stands, after so many overflow errors.
@@ -88,7 +95,8 @@ class Viewer:
             Unreadable: A message is none.
         """
         gauge = gauge_of(ask)
-        listed = await self._reading.listed(ask.body, gauge)
+        client = ask.client or find_client_by_members(ask.body.prompt_members)
+        listed = await self._reading.listed(ask.body, gauge, client)
         overhead = await self._reading.overhead(ask.body.prompt_members, gauge)
         learned = await self._learning.of(ask.tenant, ask.origin, ask.model)
         window = learned.window_for(ask.model, ask.settings.window)
@@ -109,6 +117,8 @@ class Viewer:
         if ask.remembered:
             seed = gauge.dialect.seed
             compared = self._previous.compare(_scope(ask), listed.body, listed.prefixes, seed)
+        shorter = await self._shorten(listed.messages, spent.input_limit, matched.wishes.removed, gauge)
+        await self._note_instructions(ask, matched.checkpoint, listed.messages)
         return View(
             ask=ask,
             terms=terms,
@@ -123,7 +133,7 @@ class Viewer:
             budget=spent,
             most=int(spent.window * DOUBT_SHARES[refusals]),
             earlier=matched.checkpoint,
-            effective=applied(matched.checkpoint, listed.messages),
+            effective=applied(matched.checkpoint, listed.messages, shorter),
             place=matched.place,
             anchor=matched.anchor,
             wishes=matched.wishes,
@@ -131,6 +141,7 @@ class Viewer:
             basis=basis,
             moving=compared.moving,
             continued=compared.conversation,
+            shorter=shorter,
         )
 
     def _aimed(
@@ -144,13 +155,46 @@ class Viewer:
         whose = thread(ask, root or b"", policy.name)
         return self._aiming.of(ask, policy, whose, calibration.size(fixed))
 
+    async def _shorten(
+        self, messages: Sequence[Message], limit: int, removed: Collection[str], gauge: Gauge
+    ) -> dict[int, Message | None]:
+        """What instructions of the project become in a list that is rewritten (`View.shorter`)."""
+        if not any(each.instruction for each in messages):
+            return {}
+        allowed = select(messages, budget_tokens(limit), removed)
+        return {k: await self._shortened(messages[k], tokens, gauge) for k, tokens in allowed.items()}
+
+    async def _shortened(self, record: Message, tokens: int, gauge: Gauge) -> Message | None:
+        """Head and tail of an instruction, in about so many tokens; None for 0."""
+        if not tokens or record.instruction is None:
+            return None
+        key = (record.digest, tokens, gauge)
+        held = self._short.get(key)
+        if held is None:
+            share = max(0, CUT_MARGIN * tokens - NOTICE_TOKENS) / max(1, record.tokens)
+            handle = record.instruction.path or record.instruction.kind
+            made = gauge.dialect.shortened(record, share, handle)
+            [held] = await self._reading.counted([made], gauge)
+            self._short.put(key, held, len(held.raw) + len(held.text))
+        return replace(held, instruction=record.instruction, source=None)
+
+    async def _note_instructions(
+        self, ask: Ask, checkpoint: Checkpoint | None, messages: Sequence[Message]
+    ) -> None:
+        """Keep which instructions the conversation holds, for people to see."""
+        conversation = ask.conversation or (checkpoint.conversation if checkpoint else None)
+        found = {each.instruction: each.tokens for each in messages if each.instruction is not None}
+        if conversation is not None and found:
+            noted = [NotedInstruction(*instruction, tokens) for instruction, tokens in found.items()]
+            await self._wishes.note_instructions(ask.tenant, conversation, noted)
+
     async def renewed(self, view: View) -> View:
         """The view with what other replicas have made of the conversation by now."""
         matched = await self._matched(_sought(view), fresh=True)
         return replace(
             view,
             earlier=matched.checkpoint,
-            effective=applied(matched.checkpoint, view.messages),
+            effective=applied(matched.checkpoint, view.messages, view.shorter),
             place=matched.place,
             anchor=matched.anchor,
             wishes=matched.wishes,

@@ -74,11 +74,11 @@ _LAST_MESSAGES = 8
 def find_user_messages(messages: Sequence[Message]) -> Iterator[int]:
     """Yields the indices of what users have said themselves, in order.
 
-    Messages that answer calls, examples, and what a client shows of files are left out.
+    Left out are messages that answer calls, instructions of a project, examples, and files that are shown.
     """
     examples = _find_examples(messages)
     for index, each in enumerate(messages):
-        if each.role != "user" or each.answers or each.name in EXAMPLE_NAMES:
+        if each.role != "user" or each.answers or each.instruction is not None or each.name in EXAMPLE_NAMES:
             continue
         if examples.start <= index < examples.stop or _is_shown(messages, index, _SHOWN):
             continue

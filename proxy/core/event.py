@@ -23,11 +23,13 @@ UNDONE = "undone"  # a round is not applied any more
 MARKED = "marked"  # the next request is to be compacted
 PINNED = "pinned"  # a text was pinned
 UNPINNED = "unpinned"  # a pinned text was let go
+REMOVED = "instruction-removed"  # instructions of the project are left out from now on
+RESTORED = "instruction-restored"  # they are kept again
 BYPASSED = "bypassed"  # the conversation's requests go on as they come from now on
 RESUMED = "resumed"  # they are compacted again
 KINDS = (
     COMPACTED, INSTALLED, FAILED, FAILED_OPEN, OVER_LIMIT, RECOVERED, MEASURED, UNDONE, MARKED, PINNED,
-    UNPINNED, BYPASSED, RESUMED,
+    UNPINNED, REMOVED, RESTORED, BYPASSED, RESUMED,
 )  # fmt: skip
 # Those that say that something went wrong.
 FAILURES = frozenset({FAILED, FAILED_OPEN, OVER_LIMIT})

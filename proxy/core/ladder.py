@@ -55,8 +55,8 @@ def _cap(sizes: Sequence[int], room: int, floor: int) -> int | None:
 
 
 def _runs(messages: Sequence[Message]) -> list[list[int]]:
-    """The units, as lists of indices, oldest first; privileged messages are in none."""
-    body = [index for index, message in enumerate(messages) if not message.privileged]
+    """The units, as lists of indices, oldest first; fixed messages are in none."""
+    body = [index for index, message in enumerate(messages) if not message.is_fixed]
     return [body[unit.start : unit.stop] for unit in units([messages[index] for index in body])]
 
 
@@ -140,14 +140,16 @@ def squeeze(
 def _last_rungs(rung: _Rung, fixed: set[int], ours: AbstractSet[int], most: int) -> Squeeze:
     """Beside what is kept only the last unit is left: what gives next, until it fits.
 
-    The rest of the last unit; the latest message and ours, the larger first; ours; the task. What is theirs
-    keeps head and tail: a mark alone would hide that it was ever there, so the list does not fit then.
+    The rest of the last unit; the latest message and ours, the larger first; ours; the task; instructions of
+    the project. What is theirs keeps head and tail: a mark alone would hide that it was ever there, so the
+    list does not fit then.
     """
     kept, last = rung.kept, len(rung.messages) - 1
     older = kept - {last} | fixed
     newest = _flat(_runs(rung.messages)[-1:])
     nothing: AbstractSet[int] = frozenset()
     away = ours - {last}
+    instructions = {k for k in fixed if rung.messages[k].instruction is not None}
     least = max(CUT_FLOOR, min(CAP_FLOOR, rung.limit // LEAST_SHARE))
     ways = (
         (kept, nothing, least),
@@ -157,6 +159,7 @@ def _last_rungs(rung: _Rung, fixed: set[int], ours: AbstractSet[int], most: int)
         (older - ours, away, least),
         (fixed, nothing, least),
         (fixed, away, least),
+        (fixed - instructions, away, least),
     )
     for whole, dropped, floor in ways:
         safe = replace(rung, kept=whole, gone=rung.gone | dropped, floor=floor)
@@ -170,7 +173,7 @@ def _cores(messages: Sequence[Message], stand_ins: frozenset[int]) -> tuple[set[
     """What is never cut, and what is kept whole as long as possible."""
     theirs = [k for k in range(len(messages)) if k not in stand_ins]
     latest = latest_user([messages[k] for k in theirs])
-    fixed = {k for k in theirs if messages[k].privileged} | (set() if latest is None else {theirs[latest]})
+    fixed = {k for k in theirs if messages[k].is_fixed} | (set() if latest is None else {theirs[latest]})
     task = task_of(messages[k] for k in theirs)
     first = next((k for k in theirs if messages[k] is task), None)  # equal messages may be one object
     kept = fixed | stand_ins | set(range(len(messages))[-1:])

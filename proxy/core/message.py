@@ -50,6 +50,32 @@ class Part:
     at: int
 
 
+class Instruction(NamedTuple):
+    """What a program has put before what its user says: rules of a project, its memory, its surroundings.
+
+    Attributes:
+        client: The program, such as `claude-code`.
+        kind: `instructions`, `memory` or `environment`.
+        path: Which of that kind: a file, or what else tells two of them apart; empty where there is one only.
+    """
+
+    client: str
+    kind: str
+    path: str = ""
+
+
+class Source(NamedTuple):
+    """A message of the client's that was divided.
+
+    Attributes:
+        raw: Its bytes.
+        parts: Number of messages that it was divided into.
+    """
+
+    raw: bytes
+    parts: int
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message of a conversation.
@@ -67,6 +93,8 @@ class Message:
         tokens: Estimated tokens, framing included, before calibration.
         signed: Whether it carries reasoning that goes with all the calls that came of it. No part of what the
             message says, so no part of its digest.
+        instruction: What it is where a known program, and no user, says it; no part of its digest.
+        source: The message that it is a part of on the wire; None: it is a message there.
     """
 
     role: str
@@ -80,11 +108,18 @@ class Message:
     digest: bytes = b""
     tokens: int = 0
     signed: bool = False
+    instruction: Instruction | None = None
+    source: Source | None = None
 
     @property
     def privileged(self) -> bool:
         """Whether the message instructs the model: never covered, never summarised, never stored."""
         return self.role in PRIVILEGED_ROLES
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether no round takes the message: it is privileged, or holds instructions of a project."""
+        return self.instruction is not None or self.role in PRIVILEGED_ROLES
 
     def known(self, digest: bytes, tokens: int) -> "Message":
         """The same message with its digest and size; several times as fast as `dataclasses.replace`."""
@@ -100,6 +135,8 @@ class Message:
             digest,
             tokens,
             self.signed,
+            self.instruction,
+            self.source,
         )
 
     @property
@@ -171,8 +208,12 @@ def _exchange_start(messages: Sequence[Message], at: int) -> int:
 
 
 def latest_user(messages: Sequence[Message]) -> int | None:
-    """Index of the last user message, or None. A user-role message that only answers calls does not count."""
+    """Index of the last user message, or None.
+
+    A user-role message that only answers calls does not count, and neither do instructions of a project.
+    """
     for index in range(len(messages) - 1, -1, -1):
-        if messages[index].role == "user" and not messages[index].answers:
+        message = messages[index]
+        if message.role == "user" and not message.answers and message.instruction is None:
             return index
     return None

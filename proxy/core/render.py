@@ -5,13 +5,13 @@ from collections.abc import Collection, Sequence
 from operator import attrgetter
 
 from proxy.core.defang import inert
-from proxy.core.message import PRIVILEGED_ROLES, Message, Span
+from proxy.core.message import Message, Span
 from proxy.core.policy import Frame
 
 # What is left of a text of which nothing may be left.
 MARK = "[…]"
 
-_role = attrgetter("role")
+_is_fixed = attrgetter("is_fixed")
 
 
 def render(
@@ -24,14 +24,14 @@ def render(
 
     Args:
         messages: The client's whole list. Privileged messages before the end of the last span that is gone
-            move up behind the leading ones; all keep their order.
-        spans: What is replaced; they count the non-privileged messages.
+            move up behind the leading ones; all keep their order. Instructions of a project stay in place.
+        spans: What is replaced; they count the messages that are not fixed.
         stand_ins: What each span is replaced by.
         edited: Starts of the spans that hold one message that stays where it is, shortened.
     """
-    leading = next((k for k, each in enumerate(messages) if not each.privileged), len(messages))
+    leading = next((k for k, each in enumerate(messages) if not each.is_fixed), len(messages))
     body = messages[leading:]
-    if not PRIVILEGED_ROLES.isdisjoint(map(_role, body)):
+    if any(map(_is_fixed, body)):
         return _gathered(messages, spans, stand_ins, edited)
     made, done = list(messages[:leading]), 0
     for span, put in zip(spans, stand_ins, strict=True):
@@ -48,7 +48,7 @@ def _gathered(
     stand_ins: Sequence[Sequence[Message]],
     edited: Collection[int],
 ) -> tuple[Message, ...]:
-    """The effective list where privileged messages stand between others."""
+    """The effective list where fixed messages stand between others."""
     head, rest = list[Message](), list[Message]()
     starts = {span.start: k for k, span in enumerate(spans)}
     end = max((span.stop for span in spans if span.start not in edited), default=0)
@@ -56,6 +56,9 @@ def _gathered(
     for message in messages:
         if message.privileged:
             (head if index < end or not rest else rest).append(message)
+            continue
+        if message.instruction is not None:
+            (rest or head).append(message)
             continue
         if (k := starts.get(index)) is not None:
             rest.extend(stand_ins[k])

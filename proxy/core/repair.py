@@ -54,10 +54,10 @@ def sound(messages: Sequence[Message]) -> bool:
 def repair(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The list with calls answered, orphaned results dropped and empty assistant messages dropped.
 
-    Privileged messages between a call and its results move before the call.
+    Fixed messages between a call and its results move before the call.
     """
     repaired: list[Message] = []
-    ordered = _privileged_first(messages)
+    ordered = _fixed_first(messages)
     for exchange in exchanges(ordered):
         run = ordered[exchange.start : exchange.stop]
         if run[0].calls:
@@ -69,13 +69,13 @@ def repair(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(repaired)
 
 
-def _privileged_first(messages: Sequence[Message]) -> list[Message]:
-    """The list with privileged messages moved out of the gap between a call and its results."""
+def _fixed_first(messages: Sequence[Message]) -> list[Message]:
+    """The list with fixed messages moved out of the gap between a call and its results."""
     ordered: list[Message] = []
     unit: list[Message] = []  # a message with calls, and the results that have followed it
-    gap: list[Message] = []  # privileged messages since then
+    gap: list[Message] = []  # fixed messages since then
     for message in messages:
-        if unit and message.privileged:
+        if unit and message.is_fixed:
             gap.append(message)
         elif unit and message.answers:
             ordered += gap
@@ -92,11 +92,15 @@ def alternate(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The list for a backend that demands user and assistant in turn, beginning with user.
 
     Two user messages get an acknowledging assistant message between them, two assistant messages a
-    one-line user message. Privileged messages and tool results are left where they are.
+    one-line user message. Privileged messages and tool results are left where they are, and parts of one
+    message of the client's together.
     """
     made: list[Message] = []
     last = "assistant"
     for message in messages:
+        if made and message.source is not None and made[-1].source is message.source:
+            made.append(message)
+            continue
         if message.role in {"user", "assistant"}:
             if message.role == last:
                 filler = ("assistant", UNDERSTOOD) if last == "user" else ("user", GO_ON)

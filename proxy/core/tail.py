@@ -135,7 +135,7 @@ def _first_kept(
     pieces = earlier.pieces if earlier else ()
     ours = {id(each) for span, put in pieces if span.start not in edited for each in put}
     tail = effective[max(0, len(effective) - keep) :] if keep else ()
-    kept = sum(1 for message in tail if not message.privileged and id(message) not in ours)
+    kept = sum(1 for message in tail if not message.is_fixed and id(message) not in ours)
     present = [index for index in range(len(messages)) if index not in gone]
     return present[-kept] if kept else len(messages)
 

@@ -23,6 +23,7 @@ from proxy.core.policy import STRATEGIES
 from proxy.dialects.body import Body, read
 from proxy.dialects.chat.wire import CHAT
 from proxy.dialects.json_slices import members
+from proxy.dialects.project_instructions import find_client
 from proxy.errors import RequestRefused, Unreadable
 from proxy.relay.admission import Admission
 from proxy.relay.body_decoder import UNDECODABLE
@@ -156,6 +157,7 @@ class Compact:
             whom=partial(summary_routes, self._config, settings, policy, self._upstream, asked, model),
             patience_s=None,
             strategy=wants.strategy,
+            client=find_client(first_values(headers)),
         )
 
 

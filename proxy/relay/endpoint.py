@@ -16,6 +16,7 @@ from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, for_model
 from proxy.dialects.dialect import Dialect, Tap
 from proxy.dialects.overflow import Overflow
+from proxy.dialects.project_instructions import find_client
 from proxy.dialects.reader import KEY_BYTES, Reader
 from proxy.errors import Overloaded, Unreadable, UpstreamError
 from proxy.logs import REQUEST
@@ -288,6 +289,7 @@ class Endpoint:
             strategy=passage.control.strategy,
             lower_output=self._config.upstream.lower_max_tokens is not False,
             pins=passage.control.pins,
+            client=find_client(first_values(passage.scope["headers"])),
             remembered=passage.who.conversation is not None or self._config.session.fallback == "content",
         )
 

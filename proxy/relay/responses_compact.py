@@ -21,6 +21,7 @@ from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, for_model
 from proxy.dialects.body import Body, read, small
 from proxy.dialects.inflate import IDENTITY, Inflater
+from proxy.dialects.project_instructions import find_client
 from proxy.dialects.responses.compaction_item import read_items
 from proxy.dialects.responses.wire import RESPONSES
 from proxy.errors import ProxyError, RequestRefused, Unreadable
@@ -91,6 +92,7 @@ class InputCompactor:
             trigger_tokens=None,
             whom=partial(asking, body.model, RESPONSES),
             patience_s=None,
+            client=find_client(first_values(headers)),
         )
 
 

@@ -168,6 +168,7 @@ async def test_a_conversation_is_shown_with_its_totals_rounds_and_wishes() -> No
         },
         "rounds": [round_of(1), round_of(2)],
         "pins": [{"id": pin_id("Use SI units."), "text": "Use SI units."}],
+        "instructions": [],
         "compact": False,
         "suppressed": False,
         "bypass": False,
@@ -453,6 +454,7 @@ async def test_the_api_is_described_where_it_is(base_path: str) -> None:
     of_one = (
         "", "/events", "/compact", "/undo", "/pins", "/pins/{pin}", "/search", "/messages/{message}",
         "/export", "/tenant", "/bypass", "/resume", "/exchanges", "/compactions", "/compactions/{place}",
+        "/instructions", "/instructions/{instruction}",
     )  # fmt: skip
     paths = {*overall, *(f"/conversations/{{conversation}}{path}" for path in of_one)}
     assert set(described["paths"]) == {f"{base_path}/admin/v1{path}" for path in paths}

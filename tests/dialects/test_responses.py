@@ -559,7 +559,9 @@ def reasoned(items: list[Any]) -> dict[str, int]:
 @pytest.mark.parametrize(
     "begins", ["<environment_context>\n<cwd>/</cwd>", "# AGENTS.md instructions for /\n"]
 )
-def test_what_codex_says_of_its_surroundings_instructs_and_is_no_task(begins: str) -> None:
+def test_what_begins_as_codex_writes_of_a_project_is_the_users_by_itself(
+    begins: str,
+) -> None:
     content = [{"type": "input_text", "text": begins}]
     record = RESPONSES.message(json.dumps({"type": "message", "role": "user", "content": content}).encode())
-    assert (record.role, record.privileged, record.text) == ("developer", True, begins)
+    assert (record.role, record.is_fixed, record.text) == ("user", False, begins)

@@ -49,6 +49,20 @@ class Acting:
         await self.api.delete(request, "conversations", name, "pins", one(await form(request), "pin"))
         return self._back(name, "unpin")
 
+    async def remove(self, request: Request) -> Response:
+        """Leave instructions of the project out."""
+        return await self._change_instruction(request, "remove")
+
+    async def restore(self, request: Request) -> Response:
+        """Keep instructions of the project again."""
+        return await self._change_instruction(request, "restore")
+
+    async def _change_instruction(self, request: Request, action: str) -> Response:
+        name = request.path_params["name"]
+        ask = self.api.delete if action == "remove" else self.api.post
+        await ask(request, "conversations", name, "instructions", one(await form(request), "instruction"))
+        return self._back(name, action)
+
     async def delete(self, request: Request) -> Response:
         """Delete everything that is stored of the conversation."""
         await self.api.delete(request, "conversations", request.path_params["name"])

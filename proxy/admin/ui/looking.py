@@ -26,6 +26,8 @@ DONE = {
     "resume": "This conversation is compacted again.",
     "pin": "The text is pinned: no round may lose it.",
     "unpin": "The text is not pinned any more.",
+    "remove": "These instructions are left out as soon as a request is rewritten.",
+    "restore": "These instructions are kept again.",
     "deleted": "Everything that was stored of the conversation is deleted.",
 }
 MAX_ROWS = 200

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from proxy.admin.ui.shown import Bill, Conversation, Money, Outcome, Pin, Round, Setting
+from proxy.admin.ui.shown import Bill, Conversation, Money, Outcome, Pin, ProjectInstruction, Round, Setting
 from proxy.core import event as events
 from proxy.core import exchange as exchanges
 from proxy.core.event import Event, number, whole
@@ -49,7 +49,10 @@ def conversation(name: str, told: Told) -> Conversation:
     totals = told.get("totals")
     flat = {**(totals if isinstance(totals, Mapping) else {}), **told, "id": name}
     return replace(
-        read(Conversation, flat), pins=rows(Pin, told.get("pins")), money=read(Money, told.get("money"))
+        read(Conversation, flat),
+        pins=rows(Pin, told.get("pins")),
+        instructions=rows(ProjectInstruction, told.get("instructions")),
+        money=read(Money, told.get("money")),
     )
 
 

@@ -75,6 +75,18 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True)
+class ProjectInstruction:
+    """Instructions of a project."""
+
+    id: str = ""
+    client: str = ""
+    kind: str = ""
+    path: str = ""
+    tokens: int | None = None
+    removed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Hit:
     """A message that a search has found."""
 
@@ -201,6 +213,7 @@ class Conversation:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     pins: tuple[Pin, ...] = ()
+    instructions: tuple[ProjectInstruction, ...] = ()
     compact: bool = False
     suppressed: bool = False
     bypass: bool = False

@@ -38,6 +38,8 @@ def _routes(looking: Looking, acting: Acting, playground: Playground) -> list[Ro
     done = {
         _CONVERSATION + "/pin": acting.pin,
         _CONVERSATION + "/unpin": acting.unpin,
+        _CONVERSATION + "/remove": acting.remove,
+        _CONVERSATION + "/restore": acting.restore,
         _CONVERSATION + "/delete": acting.delete,
         _CONVERSATION + "/{action}": acting.plain,
         "/playground": playground.tried,

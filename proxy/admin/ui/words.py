@@ -101,6 +101,8 @@ KINDS = {
     "marked": "Compact next",
     "pinned": "Pinned",
     "unpinned": "Unpinned",
+    "instruction-removed": "Instructions removed",
+    "instruction-restored": "Instructions restored",
     "bypassed": "Bypassed",
     "resumed": "Resumed",
 }

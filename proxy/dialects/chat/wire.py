@@ -15,6 +15,7 @@ from proxy.dialects.chat.tools import TOOL_JSON, gone_on, offering, without_choi
 from proxy.dialects.chat.usage import usage_tap
 from proxy.dialects.dialect import Asking, Dialect, Members, SearchTool
 from proxy.dialects.json_slices import elements
+from proxy.dialects.project_instructions import join_sources
 from proxy.errors import Unreadable, openai_error
 
 
@@ -39,7 +40,7 @@ def _ended(_: bytes) -> bool:
 
 
 def _joined(messages: Sequence[Message]) -> bytes:
-    return b",".join([each.raw or compose(each) for each in messages])
+    return b",".join([each.raw or compose(each) for each in join_sources(messages)])
 
 
 def _opening(seen: bytes) -> bool:

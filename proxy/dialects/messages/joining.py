@@ -12,6 +12,7 @@ from proxy.core.repair import GO_ON
 from proxy.dialects.messages.blocks import RESULT, THINKING, blocks_of, is_blank, kind_of, places_of
 from proxy.dialects.messages.message import compose
 from proxy.dialects.messages.thoughts import has_thoughts
+from proxy.dialects.project_instructions import join_sources
 
 _ASSISTANT: Final = "assistant"
 _USER: Final = "user"
@@ -20,7 +21,7 @@ _TURNS: Final = frozenset({_ASSISTANT, _USER})
 
 def joined(messages: Sequence[Message]) -> bytes:
     """What stands between the brackets of the array."""
-    return b",".join([_written(role, run) for role, run in _runs(messages)])
+    return b",".join([_written(role, run) for role, run in _runs(join_sources(messages))])
 
 
 def _role(record: Message) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from proxy.core.message import Message
 from proxy.dialects.body import small
 from proxy.dialects.json_slices import Slice, elements, members
+from proxy.dialects.project_instructions import has_opening
 from proxy.dialects.responses.items import COMPACTED, TRIGGER, read_kind
 from proxy.dialects.responses.message import compose, message
 from proxy.errors import Unreadable
@@ -118,7 +119,7 @@ def _select_items(sealed: tuple[bytes, ...], known: set[bytes], *, instructed: b
     """The items of a token that the request does not hold in another way; `known` are digests of messages."""
     for item in sealed:
         record = _read_message(item)
-        if record is not None and (record.digest in known or (record.privileged and instructed)):
+        if record is not None and (record.digest in known or (_is_instructing(record) and instructed)):
             continue
         yield item
 
@@ -131,7 +132,12 @@ def _read_message(item: bytes) -> Message | None:
 
 def _is_instruction(item: bytes) -> bool:
     record = _read_message(item)
-    return record is not None and record.privileged
+    return record is not None and _is_instructing(record)
+
+
+def _is_instructing(record: Message) -> bool:
+    """Whether a message is privileged, or begins with instructions as Codex writes them."""
+    return record.privileged or (record.role == "user" and has_opening(record.text, "codex"))
 
 
 def _read_token(item: bytes) -> str | None:

@@ -9,6 +9,7 @@ from proxy.core.digest import message_digest
 from proxy.core.message import Call, Message, Part
 from proxy.dialects.chat.message import MAX_PARTS
 from proxy.dialects.payloads import address, opaque
+from proxy.dialects.project_instructions import join_sources
 from proxy.dialects.responses.items import ANSWER_OF, ANSWERED, STANDING, Side, decoded, side_of
 from proxy.dialects.shortening import encoded
 from proxy.errors import Unreadable
@@ -25,9 +26,6 @@ _BUILT_IN = {
 }
 
 JsonObject = dict[str, Any]
-# How Codex begins user messages that no user has written: where it runs, what a project asks of agents. They
-# instruct the model, and the task is what comes behind them.
-_SURROUNDINGS = ("<environment_context>", "<user_instructions>", "# AGENTS.md instructions")
 
 
 def message(raw: bytes) -> Message:
@@ -65,10 +63,7 @@ def _record(raw: bytes, items: Sequence[JsonObject]) -> Message:
     if kind in STANDING:
         return Message("developer", parts=(Part(kind, opaque(_plain(item)), 0),), raw=raw)
     text, parts, refusal = content_of(item.get("content"))
-    role = string(item.get("role"))
-    if role == "user" and text.lstrip().startswith(_SURROUNDINGS):
-        role = "developer"
-    return Message(role, text, parts, refusal, string(item.get("name")), raw=raw)
+    return Message(string(item.get("role")), text, parts, refusal, string(item.get("name")), raw=raw)
 
 
 def string(value: object) -> str:
@@ -236,6 +231,7 @@ def _answering(record: Message, kind: str, ending: str = "") -> JsonObject:
 def joined(messages: Sequence[Message]) -> bytes:
     """The items of a list. An answer of ours is of the kind that its call asks for."""
     made: list[bytes] = []
+    messages = join_sources(messages)
     for index, each in enumerate(messages):
         if not each.raw and each.answers and each.name.partition(":")[0] not in ANSWERED:
             kind = _asked_for(each.answers[0], messages[:index])

@@ -1,0 +1,215 @@
+"""Forms of known clients are recognised on every wire where their client sends them, and nowhere else."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from proxy.core.message import Instruction, Message, Source
+from proxy.core.repair import alternate
+from proxy.counting import Counting
+from proxy.dialects.body import read
+from proxy.dialects.chat.wire import CHAT
+from proxy.dialects.dialect import Dialect
+from proxy.dialects.messages.wire import MESSAGES
+from proxy.dialects.project_instructions import (
+    CLIENTS,
+    divide,
+    find_client,
+    find_client_by_members,
+    find_client_by_prompt,
+    join_sources,
+)
+from proxy.dialects.responses.wire import RESPONSES
+from proxy.reading import Gauge, Listed, Reading
+
+CONTEXT = (
+    "<system-reminder>\nAs you answer the user's questions, you can use the following context:\n# claudeMd\n"
+    "Contents of /repo/CLAUDE.md (project instructions, checked into the codebase):\n\nUse tabs.\n"
+    "</system-reminder>\n\n"
+)
+SKILLS = (
+    "<system-reminder>\nThe following skills are available for use with the Skill tool:\n\n- init\n"
+    "</system-reminder>\n"
+)
+AGENTS = "# AGENTS.md instructions for /repo\n\n<INSTRUCTIONS>\nUse tabs.\n</INSTRUCTIONS>"
+PLACE = "<environment_context>\n  <cwd>/repo</cwd>\n  <shell>bash</shell>\n</environment_context>"
+QWEN = "This is the Qwen Code. We are setting up the context for our chat.\nToday is Monday."
+
+
+class Words:
+    """Counts words."""
+
+    def count(self, text: str, model: str) -> int:
+        return len(text.split())
+
+    def count_each(self, texts: Sequence[str], model: str) -> list[int]:
+        return [self.count(text, model) for text in texts]
+
+
+def user(*texts: str) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "text", "text": text} for text in texts]}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def body(dialect: Dialect, messages: list[Any], **members: Any) -> bytes:
+    return json.dumps({"model": "m", dialect.members.messages: messages, **members}).encode()
+
+
+async def listed(
+    messages: list[Any], client: str = "", dialect: Dialect = CHAT, reading: Reading | None = None
+) -> Listed:
+    reading = reading or Reading({"tiktoken": Counting(Words())})
+    read_body = read(body(dialect, messages), dialect)
+    return await reading.listed(read_body, Gauge("m", "tiktoken", dialect), client)
+
+
+def kinds(found: Listed) -> list[tuple[str, str] | None]:
+    return [each.instruction[1:] if each.instruction else None for each in found.messages]
+
+
+CLAUDE = ("instructions", "/repo/CLAUDE.md")
+
+
+@pytest.mark.parametrize(
+    ("fields", "client"),
+    [
+        ({b"user-agent": b"claude-cli/2.1.197 (external, cli)"}, "claude-code"),
+        ({b"x-claude-code-session-id": b"1"}, "claude-code"),
+        ({b"user-agent": b"codex_cli_rs/0.169.0"}, "codex"),
+        ({b"x-codex-window-id": b"1:0"}, "codex"),
+        ({b"user-agent": b"QwenCode/0.15.10 (linux; x64)"}, "qwen-code"),
+        ({b"user-agent": b"OpenAI/Python claude-cli/2"}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_client_is_known_by_its_header_fields(fields: dict[bytes, bytes], client: str) -> None:
+    assert find_client(fields) == client
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_client_is_known_by_how_its_system_prompt_begins(client: str) -> None:
+    for prompt in CLIENTS[client].prompts:
+        assert find_client_by_prompt(f"{prompt} More.") == client
+        assert find_client_by_prompt(f"Say: {prompt}") == ""
+        assert find_client_by_members([json.dumps(f"{prompt} More.")]) == client
+        blocks = [{"type": "text", "text": "billing"}, {"type": "text", "text": f"{prompt} More."}]
+        assert find_client_by_members([json.dumps(blocks)]) == client
+        assert find_client_by_members([json.dumps([{"name": "read", "description": prompt}])]) == ""
+    assert find_client_by_members([]) == ""
+
+
+@pytest.mark.parametrize("dialect", [CHAT, MESSAGES, RESPONSES])
+async def test_instructions_become_messages_of_their_own_and_go_on_as_they_came(dialect: Dialect) -> None:
+    messages = [{"role": "system", "content": "Help."}, user(SKILLS, "First.", CONTEXT, "Second.")]
+    found = await listed(messages, "claude-code", dialect)
+    assert kinds(found) == [None, ("environment", "skills"), CLAUDE, None]
+    assert [each.text for each in found.body] == ["First.Second."]
+    joined = json.loads(b"[" + dialect.joined(found.messages[1:]) + b"]")
+    assert joined == [messages[1]]
+
+
+async def test_a_client_that_is_known_by_its_system_prompt_in_the_list_needs_no_header() -> None:
+    system = {"role": "system", "content": "You are Qwen Code, an agent."}
+    messages = [system, user(QWEN), said("Got it. Thanks for the context!"), user("Fix it.")]
+    assert kinds(await listed(messages)) == [None, ("environment", ""), None, None]
+    assert kinds(await listed([{**system, "content": "You help."}, *messages[1:]])) == [None] * 4
+
+
+async def test_a_form_after_the_first_answer_is_none_where_it_only_opens_a_chat() -> None:
+    messages = [
+        user("Hello."),
+        said("Hi."),
+        user(QWEN),
+        said("Got it. Thanks for the context!"),
+        user("Fix."),
+    ]
+    assert kinds(await listed(messages, "qwen-code")) == [None] * 5
+
+
+async def test_blocks_of_codex_are_told_apart_by_what_they_tell() -> None:
+    part = "<environment_context>\n  <cwd>/other</cwd>\n</environment_context>"
+    messages = [user(AGENTS, PLACE), user("Fix."), said("Done."), user(part), user("More.")]
+    found = kinds(await listed(messages, "codex", RESPONSES))
+    assert found[:3] == [("instructions", "/repo"), ("environment", "cwd shell"), None]
+    assert found[3:] == [None, ("environment", "cwd"), None]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        user(AGENTS),
+        user(f"Look: {AGENTS}", "What is it?"),
+        user(f"{AGENTS} What is it?", "Well?"),
+        user(f"{AGENTS}\n{AGENTS}", "Well?"),
+        user("[read_file for 'a.md'] Result:", AGENTS, "Go on."),
+        user("<user_shell_command>cat a.md</user_shell_command>", AGENTS, "Go on."),
+        {**user(AGENTS, "Go on."), "id": "msg_1"},
+        {"role": "user", "content": AGENTS},
+        {"role": "user", "content": None},
+        {"role": "user", "content": [AGENTS, {"type": "image_url", "image_url": {"url": AGENTS}}]},
+        {"role": "assistant", "content": AGENTS},
+    ],
+)
+async def test_what_a_user_pastes_or_a_tool_brings_is_none(message: dict[str, Any]) -> None:
+    messages = [user("Hello."), said("Hi."), message, said("That."), user("Fix it.")]
+    assert kinds(await listed(messages, "codex")) == [None] * 5
+
+
+async def test_what_stands_beside_results_or_behind_them_is_none() -> None:
+    use = {"type": "tool_use", "id": "t", "name": "read", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": CONTEXT}
+    texts = user(CONTEXT, "Go on.")["content"]
+    called = {"role": "assistant", "content": [use]}
+    beside = [user("Hello."), called, {"role": "user", "content": [result, *texts]}]
+    assert not any(kinds(await listed(beside, "claude-code", MESSAGES)))
+    behind = [
+        user("Hello."),
+        called,
+        {"role": "user", "content": [result]},
+        {"role": "user", "content": texts},
+    ]
+    assert not any(kinds(await listed(behind, "claude-code", MESSAGES)))
+
+
+async def test_a_reminder_is_no_word_of_a_user() -> None:
+    reminder = "<system-reminder>\nThe list of tasks is empty.\n</system-reminder>"
+    messages = [user("Hello."), said("Hi."), user(CONTEXT, reminder), said("That.")]
+    assert not any(kinds(await listed(messages, "claude-code")))
+    messages[2] = user(CONTEXT, "Go on.", reminder)
+    assert kinds(await listed(messages, "claude-code")) == [None, None, CLAUDE, None, None]
+
+
+async def test_a_list_that_grows_is_read_as_one_that_comes_at_once() -> None:
+    messages = [user(AGENTS, PLACE), user("Fix."), said("Done."), user(PLACE), user("More."), said("Done.")]
+    reading = Reading({"tiktoken": Counting(Words())})
+    gauge = Gauge("m", "tiktoken", CHAT)
+    for stop in range(1, len(messages) + 1):
+        since = b"%d" % (stop - 1) if stop > 1 else b""
+        whole = read(body(CHAT, messages[:stop]), CHAT)
+        grown = whole._replace(mark=b"%d" % stop, since=since, late=whole.messages[-1 if since else 0 :])
+        assert await reading.listed(grown, gauge, "codex") == await reading.listed(whole, gauge, "codex")
+
+
+def test_a_divided_message_that_lost_a_part_goes_on_in_parts() -> None:
+    raw = json.dumps(user(CONTEXT, "Go on.")).encode()
+    record = CHAT.message(raw)
+    pieces = divide(record, "claude-code", is_first=True)
+    assert [each for _, each in pieces] == [Instruction("claude-code", *CLAUDE), None]
+    source = Source(raw, 2)
+    parts = [Message("user", raw=piece, source=source) for piece, _ in pieces]
+    assert [each.raw for each in join_sources(parts)] == [raw]
+    assert list(join_sources(parts[:1])) == parts[:1]
+    other = Message("user", "x", raw=b"{}")
+    assert [each.raw for each in join_sources([other, *parts, other])] == [b"{}", raw, b"{}"]
+    assert alternate(parts) == tuple(parts)
+
+
+def test_what_is_no_message_is_not_divided() -> None:
+    for raw in (b'{"role":"user","content":"<environment_context>', b'["user","<environment_context>"]'):
+        assert divide(Message("user", raw=raw), "codex", is_first=True) == []
+    assert divide(CHAT.message(json.dumps(user(AGENTS)).encode()), "", is_first=True) == []
