@@ -1,5 +1,6 @@
 """Options, and what tests of the whole product share: the proxy on a socket, a provider behind it."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from proxy.config.model import Config
 from proxy.ports import Store
 from proxy.serving import served
 from tests.redis_servers import RedisServer
+from tests.virtual_time import VirtualTimeLoop
 
 ROOT = Path(__file__).resolve().parent.parent
 SUMMARY_MODEL = "summary-small"
@@ -41,6 +43,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(skipped)
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop of a test: that of `tests.virtual_time` where it is marked so, asyncio's own otherwise."""
+    is_virtual = item.get_closest_marker("virtual_time") is not None
+    return {"loop": VirtualTimeLoop if is_virtual else asyncio.new_event_loop}
 
 
 @pytest.fixture(scope="session")

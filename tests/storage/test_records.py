@@ -292,7 +292,7 @@ async def test_a_hung_store_holds_a_few_calls_and_the_rest_fail_with_them() -> N
 
 
 async def recovered(records: Records) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not records.in_use:  # noqa: ASYNC110 - nobody is told when it recovers
             await asyncio.sleep(0.001)
 
@@ -321,7 +321,7 @@ async def test_a_store_that_is_away_is_probed_without_anyone_waiting_or_being_to
         await scene.records.find(["k"])
     scene.store.calls.clear()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while len(scene.store.calls) < 5:  # noqa: ASYNC110 - the store is a double
             await asyncio.sleep(0.001)
 
@@ -472,7 +472,7 @@ async def test_a_store_that_answers_nothing_is_said_not_to_and_left_alone_howeve
     assert scene.records.reachable
     assert not await scene.records.open()
     at_once = scene.records.reachable
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while scene.records.in_use:  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0.001)
     scene.store.trouble = None
