@@ -1,8 +1,8 @@
 """An event loop whose clock stands still while anything can happen, and jumps where nothing can.
 
-A test that is marked `virtual_time` runs on it: a second of a timer or of `asyncio.sleep` costs no time, and a
-busy machine makes nothing late. The clock waits for sockets and for work of `run_in_executor`; it does not wait
-for other threads or other processes, so a test that asks another process needs the usual loop.
+A test that is marked `virtual_time` runs on it: a second of a timer or of `asyncio.sleep` costs no time, and
+a busy machine makes nothing late. The clock waits for sockets and for work of `run_in_executor`. It does not
+wait for other threads or other processes, so a test that asks another process needs the usual loop.
 """
 
 import asyncio
@@ -11,9 +11,12 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
+# Before the clock moves, the kernel gets so long to hand over what a socket of this process sent to another.
+_GRACE_S = 0.001
+
 
 class _Selector(selectors.DefaultSelector):
-    """Selects without waiting, and moves the clock by the time that it should have waited.
+    """Selects next to without waiting, and moves the clock by the time that it should have waited.
 
     Attributes:
         now_s: What the clock shows.
@@ -28,7 +31,7 @@ class _Selector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None or timeout <= 0 or self.working:
             return super().select(None if timeout else timeout)
-        ready = super().select(0)
+        ready = super().select(min(timeout, _GRACE_S))
         if not ready:
             self.now_s += timeout
         return ready

@@ -115,6 +115,7 @@ async def test_a_client_that_leaves_during_a_summary_ends_it_where_that_is_confi
     assert [json.loads(seen.body)["model"] for seen in upstream.seen] == [SUMMARY_MODEL]
 
 
+@pytest.mark.virtual_time
 async def test_a_summary_goes_on_as_long_as_one_client_waits_for_it(wire: Any) -> None:
     asked, go_on = asyncio.Event(), asyncio.Event()
 
@@ -143,6 +144,7 @@ async def test_a_summary_goes_on_as_long_as_one_client_waits_for_it(wire: Any) -
     assert [json.loads(seen.body)["model"] for seen in upstream.seen] == [SUMMARY_MODEL, "m"]
 
 
+@pytest.mark.virtual_time
 async def test_a_summary_whose_client_left_is_finished_and_the_request_goes_nowhere(wire: Any) -> None:
     asked, go_on = asyncio.Event(), asyncio.Event()
 
@@ -174,6 +176,7 @@ async def test_a_summary_whose_client_left_is_finished_and_the_request_goes_nowh
     assert [json.loads(seen.body)["model"] for seen in upstream.seen] == [SUMMARY_MODEL, "m"]
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("length", [1_000, 1_000_000])
 async def test_a_client_that_leaves_while_sending_never_makes_a_whole_request(wire: Any, length: int) -> None:
     arrived = asyncio.Event()
@@ -217,6 +220,7 @@ async def test_a_client_that_leaves_within_a_chunked_upload_leaves_it_unfinished
     assert got == [b"3\r\nabc\r\n", b""]
 
 
+@pytest.mark.virtual_time
 async def test_a_client_that_stops_reading_stops_the_upstream(wire: Any, chat: Any) -> None:
     offered = 64 * 1_048_576
     sent = 0

@@ -10,7 +10,9 @@ import pytest
 
 from proxy.relay.silence import COMMENT
 
-SILENCE_S = 0.05
+pytestmark = pytest.mark.virtual_time
+
+SILENCE_S = 5.0
 KEPT_ALIVE = {"server": {"keep_alive_s": SILENCE_S}}
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"
 CHUNK = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}

@@ -107,6 +107,7 @@ async def test_giving_up_before_the_connection_stands_leaves_nothing(
     await eventually(lambda: asyncio.all_tasks() <= tasks)
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("stage", STAGES)
 async def test_each_step_to_a_connection_counts_into_its_time(engine: Any, ask: Any, stage: str) -> None:
     async with stalled(stage) as (origin, options):
@@ -164,6 +165,7 @@ async def test_connections_that_end_before_they_are_used_are_forgotten(ask: Any)
     await sender.aclose()
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("does", ["speaks", "ends", "is reset"])
 async def test_an_origin_that_acts_before_it_is_asked_breaks_nothing(
     engine: Any, ask: Any, certificate: Path, monkeypatch: pytest.MonkeyPatch, does: str
