@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import structlog
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from proxy.adapters.memory_store import MemoryStore
 from proxy.adapters.redis_store import RedisStore
@@ -29,7 +29,9 @@ ROOT = Path(__file__).resolve().parent.parent
 SUMMARY_MODEL = "summary-small"
 
 # `--hypothesis-profile=full`: tests/core/test_properties.py tries 10,000 cases of each property, not 500.
-settings.register_profile("full", settings())
+# On a busy machine any example may take long; a hang is caught by pytest's own timeout.
+for profile in ("default", "full"):
+    settings.register_profile(profile, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
