@@ -144,6 +144,14 @@ def caught(node: ast.ExceptHandler) -> set[str]:
     return {ast.unparse(member).rpartition(".")[2] for member in members}
 
 
+@cache
+def own_classes() -> frozenset[str]:
+    """Names of all classes of the package."""
+    return frozenset(
+        node.name for path in MODULES for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)
+    )
+
+
 every_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: name_of(path) or "proxy")
 
 
@@ -206,12 +214,11 @@ def test_only_commands_import_inside_functions(path: Path) -> None:
 
 @every_module
 def test_our_own_classes_do_not_inherit_from_one_another(path: Path) -> None:
-    own = {node.name for other in MODULES for node in ast.walk(tree(other)) if isinstance(node, ast.ClassDef)}
     inherited = {
         f"{node.name}({ast.unparse(base)})"
         for node in ast.walk(tree(path))
         if isinstance(node, ast.ClassDef)
         for base in node.bases
-        if ast.unparse(base) in own and not ast.unparse(base).endswith("Error")
+        if ast.unparse(base) in own_classes() and not ast.unparse(base).endswith("Error")
     }
     assert name_of(path) == "errors" or inherited == set()
