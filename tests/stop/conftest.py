@@ -97,10 +97,17 @@ def request(user: str, events: int, **more: Any) -> dict[str, Any]:
     return {"model": "m", "user": user, "n": events, "stream": True, "messages": messages, **more}
 
 
+def count_listeners(port: int) -> int:
+    """Sockets that take connections on a port; asked of the kernel, so that no connection is made."""
+    lines = Path("/proc/net/tcp").read_text().splitlines()
+    return sum(f":{port:04X} 00000000:0000 0A" in line for line in lines)
+
+
 class Stop:
     """What tests need, without an import between test files."""
 
     body = staticmethod(body)
+    count_listeners = staticmethod(count_listeners)
     request = staticmethod(request)
 
     def __init__(self, folder: Path) -> None:

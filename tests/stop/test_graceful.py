@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -78,8 +77,8 @@ async def test_at_first_it_is_unready_alive_and_still_takes_requests(stop: Any) 
         alive = await client.get("/livez")
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=stop.request("late", 3)))
         await stop.until(lambda: upstream.streaming == 2)
-        assert is_listening(running.port)
-        await stop.until(lambda: not is_listening(running.port))
+        assert stop.count_listeners(running.port) == 1
+        await stop.until(lambda: stop.count_listeners(running.port) == 0)
         assert not stream.done()
         upstream.go_on.set()
         before = await stream
@@ -92,12 +91,6 @@ async def test_at_first_it_is_unready_alive_and_still_takes_requests(stop: Any) 
     assert running.events("serving.stopping") == [{"requests": 1, "accept_grace_s": 5, "drain_s": 120}]
     # The stream, the late one, and both health checks.
     assert running.events("serving.stopped") == [{"finished": 4, "dropped": 0, "cut": 0}]
-
-
-def is_listening(port: int) -> bool:
-    """Whether anybody takes connections; asked of the kernel, so that no connection is made."""
-    lines = Path("/proc/net/tcp").read_text().splitlines()
-    return any(f":{port:04X} 00000000:0000 0A" in line for line in lines)
 
 
 async def cut_answer(port: int, sent: bytes) -> bytes:

@@ -151,8 +151,9 @@ async def test_a_worker_told_to_end_leaves_new_requests_to_the_others(stop: Any)
         upstream.go_on.clear()
         streams = [asyncio.create_task(stop.stream(client, f"u{n}", 10)) for n in range(10)]
         await stop.until(lambda: upstream.streaming == 10)
+        assert stop.count_listeners(running.port) == 2
         os.kill(old[0], signal.SIGTERM)
-        await stop.until(lambda: len(running.events("serving.stopping")) == 1)
+        await stop.until(lambda: stop.count_listeners(running.port) == 1)
         assert await ask(client, stop, 10) == [stop.body("u", 1)] * 10
         assert not any(stream.done() for stream in streams)
         upstream.go_on.set()
