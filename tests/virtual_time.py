@@ -9,10 +9,14 @@ import asyncio
 import selectors
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 # Before the clock moves, the kernel gets so long to hand over what a socket of this process sent to another.
 _GRACE_S = 0.001
+
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
 
 
 class _Selector(selectors.DefaultSelector):
@@ -47,7 +51,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._moved.now_s
 
-    def run_in_executor(self, executor: Executor | None, func: Callable[..., Any], *args: Any) -> Any:
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts
+    ) -> "asyncio.Future[_T]":
         """Run a function in an executor; the clock stands still until it has ended."""
         future = super().run_in_executor(executor, func, *args)
         self._moved.working += 1
