@@ -28,7 +28,7 @@ from tests.virtual_time import VirtualTimeLoop
 ROOT = Path(__file__).resolve().parent.parent
 SUMMARY_MODEL = "summary-small"
 
-# `--hypothesis-profile=full`: tests/core/test_properties.py tries 10,000 cases of each property, not 500.
+# `--hypothesis-profile=full`: tests/core/test_properties.py tries 10,000 cases of each property, not 250.
 # On a busy machine any example may take long; a hang is caught by pytest's own timeout.
 for profile in ("default", "full"):
     settings.register_profile(profile, deadline=None, suppress_health_check=[HealthCheck.too_slow])
