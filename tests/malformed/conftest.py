@@ -263,7 +263,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
         proxy = Proxy(process, int(line.rpartition(":")[2]), recorder, errors)
         started = time.monotonic()
         while errors.read_bytes().count(b"\n") < 2 or b"serving.started" not in errors.read_bytes():
-            assert time.monotonic() - started < 30
+            assert time.monotonic() - started < 60
             time.sleep(0.02)
         try:
             yield proxy
