@@ -25,7 +25,7 @@ START_S, END_S = 60.0, 40.0
 # How long a balancer goes on sending to a replica that has been told to end; how long that accepts requests.
 NOTICED_S, ACCEPT_GRACE_S = 0.3, 1
 # How seldom a process is asked what it holds, in seconds, and how long an answer may take.
-SAMPLE_S, SAMPLED_S = 0.5, 10.0
+SAMPLE_S, SAMPLED_S = 0.5, 30.0
 # Every timer that can be set, shortened.
 SHORT = {
     "COMPACTION_PROXY__STORE__TTL": "20s",

@@ -1,5 +1,6 @@
 """Options, and what tests of the whole product share: the proxy on a socket, a provider behind it."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import structlog
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from proxy.adapters.memory_store import MemoryStore
 from proxy.adapters.redis_store import RedisStore
@@ -22,12 +23,15 @@ from proxy.config.model import Config
 from proxy.ports import Store
 from proxy.serving import served
 from tests.redis_servers import RedisServer
+from tests.virtual_time import VirtualTimeLoop
 
 ROOT = Path(__file__).resolve().parent.parent
 SUMMARY_MODEL = "summary-small"
 
-# `--hypothesis-profile=full`: tests/core/test_properties.py tries 10,000 cases of each property, not 500.
-settings.register_profile("full", settings())
+# `--hypothesis-profile=full`: tests/core/test_properties.py tries 10,000 cases of each property, not 250.
+# On a busy machine any example may take long; a hang is caught by pytest's own timeout.
+for profile in ("default", "full"):
+    settings.register_profile(profile, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,6 +45,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(skipped)
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop of a test: that of `tests.virtual_time` where it is marked so, asyncio's own otherwise."""
+    is_virtual = item.get_closest_marker("virtual_time") is not None
+    return {"loop": VirtualTimeLoop if is_virtual else asyncio.new_event_loop}
 
 
 @pytest.fixture(scope="session")

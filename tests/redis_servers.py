@@ -13,8 +13,8 @@ from typing import Any, Self
 
 import redis
 
-START_LIMIT_S = 10.0
-CLUSTER_LIMIT_S = 30.0
+START_LIMIT_S = 60.0
+CLUSTER_LIMIT_S = 60.0
 SENTINEL_LIMIT_S = 60.0
 SLOTS = 16384
 

@@ -144,6 +144,14 @@ def caught(node: ast.ExceptHandler) -> set[str]:
     return {ast.unparse(member).rpartition(".")[2] for member in members}
 
 
+@cache
+def own_classes() -> frozenset[str]:
+    """Names of all classes of the package."""
+    return frozenset(
+        node.name for path in MODULES for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)
+    )
+
+
 every_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: name_of(path) or "proxy")
 
 
@@ -204,21 +212,13 @@ def test_only_commands_import_inside_functions(path: Path) -> None:
     assert part_of(name_of(path)) == "cli" or inner == set()
 
 
-@cache
-def own_classes() -> frozenset[str]:
-    """Names of all classes of the package."""
-    nodes = (node for path in MODULES for node in ast.walk(tree(path)))
-    return frozenset(node.name for node in nodes if isinstance(node, ast.ClassDef))
-
-
 @every_module
 def test_our_own_classes_do_not_inherit_from_one_another(path: Path) -> None:
-    own = own_classes()
     inherited = {
         f"{node.name}({ast.unparse(base)})"
         for node in ast.walk(tree(path))
         if isinstance(node, ast.ClassDef)
         for base in node.bases
-        if ast.unparse(base) in own and not ast.unparse(base).endswith("Error")
+        if ast.unparse(base) in own_classes() and not ast.unparse(base).endswith("Error")
     }
     assert name_of(path) == "errors" or inherited == set()

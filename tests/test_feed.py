@@ -21,7 +21,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def taken(items: AsyncGenerator[Item, None], count: int) -> list[Item]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         return [await anext(items) for _ in range(count)]
 
 
@@ -172,7 +172,7 @@ async def test_events_wait_for_a_store_that_is_away() -> None:
     await process.feed.flush()
     process.feed.tell(COMPACTION, {"number": 1})
     store.away = False
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not await process.feed.recent(5):
             await process.feed.flush()
             await asyncio.sleep(0.002)

@@ -14,7 +14,7 @@ from proxy.ports import Found, Passage
 from proxy.storage.records import Records
 
 DAY_S = 86_400.0
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 # More than there are threads in the pool that everybody shares.
 MANY = 40
 

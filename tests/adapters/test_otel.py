@@ -1,9 +1,9 @@
 """Traces: which spans there are, how they hang together, and what they say."""
 
+import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from proxy.adapters.otel import CLOSE_S, OtelTracer
+from proxy.adapters.otel import OtelTracer
 from proxy.adapters.otel_names import provider_of
 from proxy.core.event import COMPACTED, FAILED, UNDONE, Event
 from proxy.core.exchange import Exchange
@@ -185,13 +185,12 @@ def test_a_field_that_names_no_trace_begins_a_new_one(field: bytes) -> None:
 
 
 ENDING = """
-import asyncio, sys, time
+import asyncio, sys
 from proxy.adapters.otel import OtelTracer, exporting
 
 async def main():
     tracer = OtelTracer("https://api.openai.com/v1", "1.0", exporting(sys.argv[1]))
     tracer.began([], "r1")._span.end()
-    print(time.monotonic(), flush=True)
     await tracer.close()
 
 asyncio.run(main())
@@ -202,13 +201,13 @@ def test_a_collector_that_never_answers_does_not_keep_the_process_from_ending() 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         run = [sys.executable, "-c", ENDING, endpoint]
-        begun = subprocess.run(run, check=True, capture_output=True, text=True, timeout=60).stdout
-        seconds = time.monotonic() - float(begun)
+        patient = {**os.environ, "OTEL_EXPORTER_OTLP_TIMEOUT": "110"}  # seconds for which the exporter tries
+        subprocess.run(run, check=True, timeout=60, env=patient)
         silent.settimeout(1)
         connection, _ = silent.accept()
         with connection:
             asked = connection.recv(4)
-    assert (asked, seconds < CLOSE_S + 3) == (b"POST", True)  # the exporter tries for 10 s
+    assert asked == b"POST"
 
 
 def test_providers_are_called_as_the_conventions_call_them() -> None:

@@ -167,10 +167,10 @@ def test_surrogates_are_repaired_as_tiktoken_repairs_them(text: str) -> None:
 
 
 def test_a_megabyte_of_blanks_is_counted_without_panic(counter: TiktokenCounter) -> None:
-    started = time.monotonic()
+    started = time.thread_time()
     tokens = counter.count(" " * 1_500_000 + "x", "gpt-5")
     assert 1_500_000 // 256 < tokens < 1_500_000 // 64
-    assert time.monotonic() - started < 5 * 4  # four times what a busy machine may take
+    assert time.thread_time() - started < 20  # seconds of the processor
 
 
 class _Panic(BaseException):

@@ -14,7 +14,7 @@ from proxy.config.model import Config
 from proxy.serving import served
 
 DECLARED_BYTES = 300_000_000
-LIMIT_S = 15.0
+LIMIT_S = 60.0
 HEAD = (
     "POST /admin/v1/conversations/c_0/pins HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 )

@@ -66,8 +66,9 @@ async def test_what_happens_comes_and_a_reader_goes_on_where_it_was() -> None:
         await here.feed.flush()
         async with client.stream("GET", STREAM, headers={"last-event-id": first["id"]}) as answer:
             second = await told(answer.aiter_lines())
-        await asyncio.sleep(0.05)
-        assert not here.feed.listened or not here.feed._followers
+        async with asyncio.timeout(30):
+            while here.feed.listened and here.feed._followers:  # noqa: ASYNC110 - nobody is told
+                await asyncio.sleep(0.01)
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert (first["event"], json.loads(first["data"])["id"]) == ("compaction", "e_1")
     assert (json.loads(second["data"])["id"], "secret" in first["data"]) == ("e_2", False)
@@ -115,7 +116,7 @@ async def test_who_was_admitted_with_a_key_that_has_changed_watches_no_longer() 
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(ending := asyncio.ensure_future(anext(rest, None))), 0.8)
         app.reload(loaded(second, 6_000))
-        assert await asyncio.wait_for(ending, 5) is None
+        assert await asyncio.wait_for(ending, 30) is None
         again = await client.get(STREAM, headers={"authorization": f"Bearer {first}"})
     assert again.status_code == 401
 
@@ -140,10 +141,9 @@ async def test_who_watches_does_not_hold_the_end_up(tmp_path: Path) -> None:
     ):
         lines = answer.aiter_lines()
         await anext(lines)
-        asked = time.monotonic()
         proxy.process.send_signal(signal.SIGTERM)
-        rest = [line async for line in lines]
-        code = await asyncio.wait_for(proxy.process.wait(), 20)
-        seconds = time.monotonic() - asked
+        async with asyncio.timeout(60):  # the drain would be 120 s
+            rest = [line async for line in lines]
+            code = await proxy.process.wait()
     assert all(not line or line.startswith(":") for line in rest)
-    assert (code, seconds < 12) == (0, True)  # the drain would be 120 s
+    assert code == 0

@@ -18,7 +18,7 @@ from tests.scripted_admin import scripted_admin
 
 ROOT = Path(proxy.__file__).parent.parent
 Run = Callable[..., Result]
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 USAGE = {"prompt_tokens": 900, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 600}}
 ANSWER = {
     "id": "x", "object": "chat.completion", "model": "gpt-4.1", "usage": USAGE,

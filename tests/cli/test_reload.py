@@ -19,7 +19,7 @@ from tests.proxy_processes import ProxyProcess, proxy_process
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 ASKED = {"model": "demo-agent", "messages": [{"role": "user", "content": f"Hello {n}."} for n in range(9)]}
 ALONE = {"connection": "close"}
-SOON_S = 10.0
+SOON_S = 60.0
 
 
 def written(folder: Path, window: int, more: str = "") -> None:

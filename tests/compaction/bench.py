@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -112,7 +111,7 @@ class Summaries:
 
     async def asked(self, count: int = 1) -> None:
         """Wait until it has been asked so often."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(self.calls) < count:  # noqa: ASYNC110 - the model is no event of ours
                 await asyncio.sleep(0.001)
 
@@ -165,7 +164,7 @@ class Bench:
 
     async def settled(self) -> None:
         """Wait until no round is under way."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while self.rounds.busy:  # noqa: ASYNC110 - rounds are no event of ours
                 await asyncio.sleep(0.001)
 
@@ -190,12 +189,13 @@ async def bench(
         store: What it shares with others; it has one of its own otherwise.
         strategy: What its requests are treated with.
         window: Of its model.
-        ticking: Whether its clocks run.
+        ticking: Whether its clocks run, with the event loop's.
         pricing: What models cost; None: nobody knows.
     """
-    records = Records(store or MemoryStore(), ignored)
+    loop = asyncio.get_running_loop()
+    records = Records(store or MemoryStore(clock=loop.time), ignored)
     now = [1_000.0]
-    clock: Callable[[], float] = time.monotonic if ticking else lambda: now[0]
+    clock: Callable[[], float] = loop.time if ticking else lambda: now[0]
     model = summaries or Summaries()
     reading = Reading({"tiktoken": Counting(COUNTER)})
     index, history = CheckpointIndex(records), History(records, TTL_S)

@@ -23,6 +23,8 @@ from tests.compaction.bench import (
     user,
 )
 
+pytestmark = pytest.mark.virtual_time
+
 # Turns of `talk`, about 98 tokens each.
 BELOW, SOON, DUE = 70, 80, 93
 
@@ -84,7 +86,7 @@ async def test_at_the_trigger_the_ready_round_is_installed_without_another_call(
     async with bench() as made:
         await warmed(made)
         made.summaries.hold = asyncio.Event()  # whoever asks now waits for ever
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             fit = await made.fit(talk(DUE))
         assert (fit.report.status, fit.report.round, fit.report.reason) == (Status.APPLIED, 1, None)
         assert len(made.summaries.calls) == 1

@@ -12,6 +12,8 @@ from proxy.compaction.view import View
 from proxy.reading import Reading
 from tests.compaction.bench import bench, talk
 
+pytestmark = pytest.mark.virtual_time
+
 TURNS = 93
 # Requests that were sent at once have all asked by then, in seconds.
 TOGETHER_S = 0.3

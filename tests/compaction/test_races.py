@@ -56,12 +56,13 @@ async def test_branches_that_part_late_share_what_they_have_in_common() -> None:
     assert [forwarded(fit)[-2]["content"] for fit in fits] == [f"Way {number}." for number in range(5)]
 
 
+@pytest.mark.virtual_time
 async def test_a_request_that_grew_while_the_job_ran_gets_the_job_s_round_and_loses_no_turn() -> None:
     async with bench(Summaries(hold=asyncio.Event())) as made:
         await made.answered(talk(80))
         await made.summaries.asked()
         grown = [asyncio.create_task(made.fit(talk(turns))) for turns in (DUE, DUE + 1, DUE + 2)]
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(1)  # until they wait for the round
         made.summaries.release()
         fits = await asyncio.gather(*grown)
     assert len(made.summaries.calls) == 1
@@ -131,6 +132,7 @@ async def test_two_replicas_on_one_store_make_one_call(kind: str, tmp_path: Path
     assert {fit.report.status for fit in grown} == {Status.REUSED}
 
 
+@pytest.mark.virtual_time
 async def test_a_paused_lease_holder_is_succeeded_and_writes_over_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -139,7 +141,7 @@ async def test_a_paused_lease_holder_is_succeeded_and_writes_over_nothing(
     held = leases.turn
     monkeypatch.setattr("proxy.compaction.making.turn", lambda records, key: held(records, key, 0.2))
     sleeping = Summaries([SummaryAnswer(RECORD.replace("fine", "late"))], hold=asyncio.Event())
-    store = MemoryStore()
+    store = MemoryStore(clock=asyncio.get_running_loop().time)
     async with bench(sleeping, store=store) as one, bench(store=store) as other:
         first = asyncio.create_task(one.fit(talk(DUE)))
         await sleeping.asked()

@@ -17,7 +17,7 @@ async def test_closing_ends_a_round_that_waits_for_a_model() -> None:
     async with bench(Summaries(hold=asyncio.Event())) as made:
         asked = asyncio.create_task(made.fit(talk(TURNS)))
         await made.summaries.asked()
-        await asyncio.wait_for(made.rounds.close(), timeout=5)
+        await asyncio.wait_for(made.rounds.close(), timeout=30)
         assert (await asked).report.reason == "cancelled"
 
 

@@ -63,6 +63,8 @@ BRIEF = Brief(
     aligned=None,
 )
 
+pytestmark = pytest.mark.virtual_time
+
 Answer = SummaryAnswer | SummaryFailed
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from proxy.adapters.memory_store import MemoryStore
 from proxy.compaction.turns import turn
 from proxy.core.keys import lease_key
@@ -9,11 +11,18 @@ from proxy.errors import StoreUnavailable
 from proxy.ports import Lease
 from proxy.storage.records import Records
 
+pytestmark = pytest.mark.virtual_time
+
 KEY = "v1:{t.r}:checkpoint:chained:00"
 
 
 def ignored(_: StoreUnavailable) -> None:
     """Failures of a store that the test makes fail on purpose."""
+
+
+def make_store() -> MemoryStore:
+    """A store on the loop's clock."""
+    return MemoryStore(clock=asyncio.get_running_loop().time)
 
 
 async def save(records: Records, text: str, lease: Lease | None) -> str | None:
@@ -31,8 +40,8 @@ async def make(records: Records, text: str, made: list[str], lease_s: float = 10
 
 
 async def test_of_many_on_two_replicas_one_makes_the_record_and_all_use_it() -> None:
-    store = MemoryStore()
-    replicas = [Records(store, ignored), Records(store, ignored)]
+    shared = make_store()
+    replicas = [Records(shared, ignored), Records(shared, ignored)]
     made: list[str] = []
     texts = await asyncio.gather(*(make(replicas[n % 2], str(n), made) for n in range(50)))
     assert len(made) == 1
@@ -40,25 +49,25 @@ async def test_of_many_on_two_replicas_one_makes_the_record_and_all_use_it() -> 
 
 
 async def test_who_finds_it_made_is_not_asked_to_make_it() -> None:
-    store = MemoryStore()
-    await save(Records(store, ignored), "there", None)
-    async with turn(Records(store, ignored), KEY) as current:
+    shared = make_store()
+    await save(Records(shared, ignored), "there", None)
+    async with turn(Records(shared, ignored), KEY) as current:
         assert (current.lease, current.made) == (None, {"text": "there"})
 
 
 async def test_a_holder_that_died_is_succeeded_when_its_lease_runs_out() -> None:
-    store = MemoryStore()
-    dead = await store.acquire(lease_key(KEY), 0.2)
+    shared = make_store()
+    dead = await shared.acquire(lease_key(KEY), 0.2)
     assert dead is not None
     made: list[str] = []
-    async with asyncio.timeout(2):
-        assert await make(Records(store, ignored), "successor", made) == "successor"
+    async with asyncio.timeout(30):
+        assert await make(Records(shared, ignored), "successor", made) == "successor"
 
 
 async def test_a_holder_that_wakes_up_too_late_writes_nothing_and_uses_its_successors() -> None:
-    store = MemoryStore()
-    late, successor = Records(store, ignored), Records(store, ignored)
-    paused = await store.acquire(lease_key(KEY), 0.05)
+    shared = make_store()
+    late, successor = Records(shared, ignored), Records(shared, ignored)
+    paused = await shared.acquire(lease_key(KEY), 0.05)
     await asyncio.sleep(0.06)
     async with turn(successor, KEY) as current:
         assert await save(late, "stale", paused) is None
@@ -68,12 +77,12 @@ async def test_a_holder_that_wakes_up_too_late_writes_nothing_and_uses_its_succe
 
 
 async def test_a_living_holder_keeps_its_lease_for_as_long_as_it_works() -> None:
-    store = MemoryStore()
-    async with turn(Records(store, ignored), KEY, lease_s=0.06) as current:
+    shared = make_store()
+    async with turn(Records(shared, ignored), KEY, lease_s=0.06) as current:
         await asyncio.sleep(0.2)
-        assert await store.acquire(lease_key(KEY), 1) is None
+        assert await shared.acquire(lease_key(KEY), 1) is None
         assert current.lease is not None
-    assert await store.acquire(lease_key(KEY), 1) is not None
+    assert await shared.acquire(lease_key(KEY), 1) is not None
 
 
 async def test_without_a_store_everybody_may_make_it() -> None:
@@ -86,10 +95,10 @@ async def test_without_a_store_everybody_may_make_it() -> None:
 
 
 async def test_a_lease_that_comes_once_nobody_waits_for_it_is_given_back() -> None:
-    store = MemoryStore()
-    waiting = asyncio.create_task(make(Records(store, ignored), "x", []))
-    while not store._lent:  # noqa: ASYNC110 - a store sets no event
+    shared = make_store()
+    waiting = asyncio.create_task(make(Records(shared, ignored), "x", []))
+    while not shared._lent:  # noqa: ASYNC110 - a store sets no event
         await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert store._lent == {}
+    assert shared._lent == {}

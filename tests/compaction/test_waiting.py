@@ -1,7 +1,6 @@
 """How long a request waits for a summary, and what it gets where none comes in time."""
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -22,23 +21,24 @@ from tests.compaction.bench import (
     user,
 )
 
+pytestmark = pytest.mark.virtual_time
+
 DUE = 93
-# All times of this module are short, so that the tests are.
-BLOCK_S = 0.15
-SLOW_S = 0.5
-SLACK_S = 1.0
+BLOCK_S = 8.0
+SLOW_S = 20.0
 QUICK: dict[str, Any] = {"model": {"compaction": {"max_block_s": BLOCK_S}}}
 RULE = "Never touch the file prod.env."
 
 
 async def timed(made: Bench, turns: int, start: str = "Build it.", **over: Any) -> tuple[Fit, float]:
-    started = time.monotonic()
+    clock = asyncio.get_running_loop().time
+    started_s = clock()
     fit = await made.fit(talk(turns, start=f"{start} {RULE}"), **{**QUICK, **over})
-    return fit, time.monotonic() - started
+    return fit, clock() - started_s
 
 
 async def test_a_request_waits_for_a_summary_that_comes_in_time() -> None:
-    async with bench(Summaries(takes_s=0.05), ticking=True) as made:
+    async with bench(Summaries(takes_s=BLOCK_S / 2), ticking=True) as made:
         fit, _ = await timed(made, DUE)
     assert (fit.report.status, fit.report.reason) == (Status.APPLIED, None)
     assert "it works fine" in forwarded(fit)[2]["content"]
@@ -48,18 +48,18 @@ async def test_after_max_block_s_a_text_without_a_model_is_in_force() -> None:
     async with bench(Summaries(takes_s=SLOW_S), ticking=True) as made:
         fit, seconds = await timed(made, DUE)
         again, at_once = await timed(made, DUE)
-    assert BLOCK_S <= seconds < BLOCK_S + SLACK_S
+    assert seconds == pytest.approx(BLOCK_S)
     assert (fit.report.status, fit.report.reason, fit.report.round) == (Status.APPLIED, "deadline", 1)
     assert (fit.report.tokens_after or 0) < TRIGGER / 2
     assert RULE in fit.raw.decode()
     assert RECORD not in forwarded(fit)[2]["content"]
-    assert (again.raw, at_once < BLOCK_S) == (fit.raw, True)
+    assert (again.raw, at_once) == (fit.raw, 0)
 
 
 async def test_a_client_in_a_hurry_waits_a_quarter_of_its_patience_at_most() -> None:
     async with bench(Summaries(takes_s=SLOW_S), ticking=True) as made:
-        fit, seconds = await timed(made, DUE, patience_s=0.2, model={})
-    assert 0.05 <= seconds < 0.05 + SLACK_S
+        fit, seconds = await timed(made, DUE, patience_s=8.0, model={})
+    assert seconds == pytest.approx(2.0)
     assert (fit.report.status, fit.report.reason) == (Status.APPLIED, "deadline")
 
 
@@ -102,13 +102,13 @@ async def test_work_ahead_of_need_builds_on_the_late_summary_too() -> None:
 
 
 async def test_a_model_known_to_be_slow_is_not_waited_for_the_second_time() -> None:
-    async with bench(Summaries(takes_s=2 * SLOW_S), ticking=True) as made:
+    async with bench(Summaries(takes_s=SLOW_S), ticking=True) as made:
         await timed(made, DUE)
         await made.settled()
-        patient = {"compaction": {"max_block_s": 1.9 * SLOW_S}}
+        patient = {"compaction": {"max_block_s": 0.95 * SLOW_S}}
         fit, seconds = await timed(made, DUE, "Make it.", conversation="c_2", model=patient)
         await made.settled()
-    assert seconds < 1.7 * SLOW_S
+    assert seconds == 0
     assert (fit.report.status, fit.report.reason) == (Status.APPLIED, "deadline")
     assert len(made.summaries.calls) == 2  # it is asked all the same: its text serves the next round
 
@@ -116,12 +116,12 @@ async def test_a_model_known_to_be_slow_is_not_waited_for_the_second_time() -> N
 async def test_a_seed_strategy_waits_as_long_as_a_summary_may_take() -> None:
     async with bench(Summaries(takes_s=SLOW_S), ticking=True, strategy="chained") as made:
         fit, seconds = await timed(made, DUE, model={}, trigger_tokens=3_000)
-    assert seconds >= SLOW_S
+    assert seconds == pytest.approx(SLOW_S)
     assert (fit.report.status, fit.report.reason) == (Status.APPLIED, None)
 
 
 async def test_a_summary_that_hangs_ends_with_its_own_deadline_and_rests() -> None:
-    section = {"compaction": {"max_block_s": BLOCK_S}, "summary": {"timeout_s": 0.3}}
+    section = {"compaction": {"max_block_s": BLOCK_S}, "summary": {"timeout_s": 2 * BLOCK_S}}
     async with bench(Summaries(hold=asyncio.Event()), ticking=True) as made:
         fit, _ = await timed(made, DUE, model=section)
         await made.settled()
@@ -129,13 +129,13 @@ async def test_a_summary_that_hangs_ends_with_its_own_deadline_and_rests() -> No
         events = await made.events()
     assert (fit.report.status, fit.report.reason) == (Status.APPLIED, "deadline")
     assert (later.report.status, later.report.reason) == (Status.APPLIED, "timeout")
-    assert seconds < BLOCK_S + SLACK_S
+    assert seconds == 0
     assert len(made.summaries.calls) == 1
     assert [event.reason for event in events if event.kind != COMPACTED] == ["timeout"]
 
 
 async def test_a_client_that_leaves_lets_the_summary_be_finished_and_saved() -> None:
-    async with bench(Summaries(takes_s=0.1), ticking=True) as made:
+    async with bench(Summaries(takes_s=SLOW_S), ticking=True) as made:
         leaving = asyncio.create_task(made.fit(talk(DUE)))
         await made.summaries.asked()
         leaving.cancel()
@@ -162,5 +162,5 @@ async def test_an_answer_that_says_nothing_costs_no_wait_and_no_request(text: st
         fit, seconds = await timed(made, DUE)
     assert fit.report.status is Status.APPLIED
     assert fit.report.reason is not None
-    assert seconds < BLOCK_S + SLACK_S
+    assert seconds == 0
     assert RULE in fit.raw.decode()

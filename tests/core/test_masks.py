@@ -1,6 +1,6 @@
 """What is left of a tool result, and which go first: nothing inside leaves its line or its brackets."""
 
-from time import perf_counter
+from time import thread_time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -186,10 +186,10 @@ ADVERSARIAL = {
 
 @pytest.mark.parametrize("text", ADVERSARIAL.values(), ids=ADVERSARIAL.keys())
 def test_a_megabyte_of_anything_is_masked_in_linear_time(text: str) -> None:
-    started = perf_counter()
+    started = thread_time()
     line = masked(text, arguments=text)
     first = list(first_to_go([calling(arguments=text), result(text)], [0, 1]))
 
     assert confined(line)
     assert first == [1]
-    assert perf_counter() - started < 0.5  # ten times what it takes
+    assert thread_time() - started < 0.5  # of the processor, ten times what it takes

@@ -24,7 +24,7 @@ FULL_RUN = settings.get_current_profile_name() == "full"
 UNHURRIED = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-    max_examples=10_000 if FULL_RUN else 500,
+    max_examples=10_000 if FULL_RUN else 250,
 )
 pytestmark = pytest.mark.timeout(3_600 if FULL_RUN else 240)
 

@@ -182,7 +182,7 @@ def test_forms_of_a_word_have_one_stem(one: str, other: str) -> None:
 def test_a_megabyte_of_anything_is_read_in_no_time(part: str) -> None:
     text = part * (1_000_000 // len(part))
 
-    started = time.monotonic()
+    started = time.thread_time()
     statements(text)
 
-    assert time.monotonic() - started < 5
+    assert time.thread_time() - started < 5

@@ -233,7 +233,7 @@ def test_a_long_conversation_takes_no_longer_than_a_moment() -> None:
     text = "\n".join(
         f"- You must fix src/m{number}.py with AB-{number + 5:05d}.\n- Step done." for number in range(200)
     )
-    started = time.perf_counter()
+    started = time.thread_time()
     verified(text + "\n- plain text of the work" * 300, sources=sources, earlier=(), language="English")
 
-    assert time.perf_counter() - started < 20
+    assert time.thread_time() - started < 20

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = 65534
-TO_START_S = 20.0
+TO_START_S = 60.0
 # The kernel counts each attempt to reach an address that no interface leads to, and each packet that leaves
 # by one, so nothing that a library or native code tries goes unseen.
 ISOLATED = """

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 UID = 10001
 # How a machine gets to its package registry; apart from these the environment is empty.
 NETWORK = re.compile(r"(?i)(https?|no|all)_proxy|ssl_cert_(file|dir)|pip_(cert|index_url)|uv_default_index")
-TO_START_S = 20
+TO_START_S = 60
 
 
 @dataclass(frozen=True, slots=True)

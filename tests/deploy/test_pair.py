@@ -46,7 +46,7 @@ async def demo_provider(entrypoint: list[str]) -> AsyncIterator[str]:
         assert found is not None
         yield found[0]
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
     finally:
         if process.returncode is None:
             process.kill()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from proxy.dialects.overflow import MAX_BODY_BYTES, Overflow, detect
 
-GENEROUS_S = 0.5  # ten times what it may take, because the machine is shared
+GENEROUS_S = 0.5  # of the processor, ten times what it may take
 
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "overflow.json").read_text())
@@ -155,6 +155,6 @@ ADVERSARIAL = [
 def test_64_kib_of_adversarial_text_are_judged_quickly(piece: str, status: int) -> None:
     text = (piece * MAX_BODY_BYTES)[: MAX_BODY_BYTES // 2]
     for body in (text.encode(), openai(text), b"data: " + openai(text)):
-        started = time.perf_counter()
+        started = time.thread_time()
         detect(status, body[:MAX_BODY_BYTES])
-        assert time.perf_counter() - started < GENEROUS_S
+        assert time.thread_time() - started < GENEROUS_S

@@ -20,7 +20,7 @@ from proxy.installation import SECRET_RETRY_S
 from proxy.serving import served
 from tests.redis_servers import RedisServer
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 FILLER = "and then we looked at the ledger once more, line by line. " * 8
 
 

@@ -1,7 +1,7 @@
 """Records over a Redis server that is killed, hung, restarted empty, demoted, full, or wants another key.
 
-What a request feels of it: the first call at most the deadline, the others nothing, and the store again
-within a second of its return. Times are asserted at a multiple of what is promised.
+What a request feels of it: the first calls fail, the others do not reach the store, and the store is in use
+again once it is back. How long a call may take is tested in tests/storage, on a clock that the test moves.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ import pytest
 from proxy.adapters.redis_store import RedisStore
 from proxy.adapters.redis_url import RedisUrl, parse
 from proxy.errors import StoreUnavailable
+from proxy.storage.reach import DEADLINE_S
 from proxy.storage.records import Line, Records
 from tests.redis_servers import RedisServer
 
 DAY_S = 86400.0
-FIRST_CALL_S = 0.3
-BACK_AFTER_S = 1.0
-SLACK = 3  # on a busy machine
+# A healthy server answers within this on any machine; only a hang takes as long.
+PATIENT_S = 30.0
 RESTING_CALL_S = 0.001
 COSTED = 1_000
 
@@ -42,42 +42,48 @@ class Scene:
         self.opened: list[Records] = []
         self.records = self.another()
 
-    def another(self, url: RedisUrl | None = None) -> Records:
-        self.opened.append(Records(RedisStore(url or parse(self.server.url)), self.told))
+    def another(self, url: RedisUrl | None = None, deadline_s: float = PATIENT_S) -> Records:
+        store = RedisStore(url or parse(self.server.url))
+        self.opened.append(Records(store, self.told, deadline_s=deadline_s))
         return self.opened[-1]
 
-    async def use(self, records: Records | None = None) -> float:
-        """One conversation is looked for and saved. Seconds that it took."""
+    async def hang(self) -> None:
+        """The server answers nothing more; the records are those of a process that waits as usual."""
+        self.records = self.another(deadline_s=DEADLINE_S)
+        assert await self.records.open(PATIENT_S)
+        self.server.pause()
+
+    async def use(self, records: Records | None = None) -> None:
+        """One conversation is looked for and saved."""
         records = records or self.records
         self.n += 1
-        start = time.perf_counter()
         await records.find([f"{{t}}{self.n}"])
         used = await records.save(
             f"{{t}}{self.n}", {"n": self.n}, ttl_s=DAY_S, also=[Line("{t}log", {"n": self.n}, DAY_S, 5)]
         )
         assert used == {"n": self.n}
-        return time.perf_counter() - start
 
     async def is_kept(self) -> bool:
         """Whether what one process saves is what another finds."""
         await self.use()
         return await self.another().find([f"{{t}}{self.n}"]) == [{"n": self.n}]
 
-    async def is_away(self, first_s: float = FIRST_CALL_S) -> None:
-        """Calls cost something at first, and soon nothing."""
-        costs = [await self.use() for _ in range(6)]
-        assert sum(costs) < first_s * SLACK
-        resting = sorted([await self.use() for _ in range(100)])
-        assert resting[50] < RESTING_CALL_S
+    async def is_away(self) -> None:
+        """A few calls fail, and then none reaches the store."""
+        for _ in range(6):
+            await self.use()
+        assert not self.records.in_use
+        told = len(self.told)
+        for _ in range(100):
+            await self.use()
+        assert set(self.told[told:]) == {"store-resting"}
         assert not self.records.in_use
 
     async def is_back(self) -> None:
-        """The store is in use again soon after now."""
-        start = time.perf_counter()
-        while not self.records.in_use:  # noqa: ASYNC110 - nobody is told
-            await asyncio.sleep(0.005)
-        assert time.perf_counter() - start < BACK_AFTER_S * SLACK
-        assert await self.is_kept()
+        """The store comes into use again."""
+        async with asyncio.timeout(PATIENT_S):
+            while not (self.records.in_use and await self.is_kept()):  # noqa: ASYNC110 - nobody is told
+                await asyncio.sleep(0.005)
 
 
 @pytest.fixture
@@ -98,10 +104,8 @@ async def scene(server: RedisServer) -> AsyncIterator[Scene]:
 async def test_a_server_that_is_away_at_the_start(scene: Scene) -> None:
     scene.server.kill()
     scene.records = scene.another()
-    start = time.perf_counter()
 
     assert not await scene.records.open()
-    assert time.perf_counter() - start < FIRST_CALL_S * SLACK
     await scene.is_away()
     scene.server.start()
     await scene.is_back()
@@ -151,7 +155,7 @@ async def test_a_server_that_restarts_between_two_calls_is_not_missed(scene: Sce
 
 
 async def test_a_server_that_hangs(scene: Scene) -> None:
-    scene.server.pause()
+    await scene.hang()
 
     await scene.is_away()
     assert set(scene.told) == {"store-timeout", "store-resting"}
@@ -160,12 +164,13 @@ async def test_a_server_that_hangs(scene: Scene) -> None:
 
 
 async def test_a_server_that_hangs_under_many_requests_holds_them_once(scene: Scene) -> None:
-    scene.server.pause()
-    start = time.perf_counter()
+    await scene.hang()
 
     await asyncio.gather(*(scene.use() for _ in range(50)))
 
-    assert time.perf_counter() - start < FIRST_CALL_S * SLACK
+    assert scene.told.count("store-timeout") <= 50  # of its two calls each waits for one at most
+    assert set(scene.told) == {"store-timeout", "store-resting"}
+    assert not scene.records.in_use
     scene.server.resume()
     await scene.is_back()
 
@@ -175,9 +180,9 @@ async def test_a_server_that_has_become_a_replica_is_read_from(scene: Scene) -> 
     scene.server.admin.config_set("replica-serve-stale-data", "yes")
     scene.server.admin.replicaof("127.0.0.1", "1")
 
-    costs = sorted([await scene.use() for _ in range(20)])
+    for _ in range(20):
+        await scene.use()
 
-    assert costs[10] < 0.01 * SLACK
     assert set(scene.told) == {"store-readonly"}
     assert await scene.another().find(["{t}1"]) == [{"n": 1}]
     scene.server.admin.replicaof("NO", "ONE")
@@ -189,9 +194,9 @@ async def test_a_full_server_is_read_from_and_keeps_no_half_of_a_commit(scene: S
     scene.server.admin.config_set("maxmemory", "1")
     kept = scene.server.admin.dbsize()
 
-    costs = sorted([await scene.use() for _ in range(20)])
+    for _ in range(20):
+        await scene.use()
 
-    assert costs[10] < 0.01 * SLACK
     assert set(scene.told) == {"store-full"}
     assert scene.server.admin.dbsize() == kept
     assert await scene.another().find(["{t}1"]) == [{"n": 1}]
@@ -230,7 +235,7 @@ async def test_a_user_who_may_not_do_what_is_needed(scene: Scene) -> None:
     scene.server.admin.acl_setuser("reader", enabled=True, nopass=True, keys=["*"], categories=["+@read"])
     scene.records = scene.another(parse(scene.server.url.replace("://", "://reader:any@")))
 
-    assert await scene.use() < FIRST_CALL_S * SLACK
+    await scene.use()
     assert scene.told == ["store-denied"]
 
 

@@ -8,7 +8,6 @@ What is forwarded is never larger than what came, and the latest user message is
 import base64
 import json
 import random
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +21,6 @@ CHARACTERS = 400_000
 LATEST = {"role": "user", "content": "And what does that come to, in one line?"}
 TRIGGER_TOKENS = 2_000
 # What one of these requests may take, in seconds; about a tenth of it is expected.
-PATIENCE_S = 30.0
 
 
 def _words(characters: int) -> str:
@@ -262,8 +260,7 @@ def summary(_: str) -> str:
 
 
 async def post(client: Any, raw: bytes, strategy: str, case: str) -> Any:
-    started = time.monotonic()
-    answer = await client.post(
+    return await client.post(
         "/v1/chat/completions",
         content=raw,
         headers={
@@ -273,8 +270,6 @@ async def post(client: Any, raw: bytes, strategy: str, case: str) -> Any:
             "x-session-id": f"{case} {strategy}",
         },
     )
-    assert time.monotonic() - started < PATIENCE_S
-    return answer
 
 
 def _latest(messages: list[Any]) -> Any:

@@ -14,22 +14,22 @@ from proxy.core.orders import orders
 from proxy.core.values import values
 from proxy.errors import SummaryFailed
 
-PATIENCE_S = 5.0
+PATIENCE_S = 5.0  # of the processor
 
 
 @pytest.mark.parametrize("mark", ["=", "#", "*", "<", "[", "= ", "\t"])
 def test_a_ruler_in_a_summary_is_no_riddle(mark: str) -> None:
-    started = time.monotonic()
+    started = time.thread_time()
     assert texts(mark * 20_000 + "\nAll is well.", 1) == ((mark * 20_000 + "\nAll is well.").strip(),)
-    assert time.monotonic() - started < PATIENCE_S
+    assert time.thread_time() - started < PATIENCE_S
 
 
 @pytest.mark.parametrize("blank", ["\n", " \t\n", " "])
 def test_an_answer_of_blanks_is_empty(blank: str) -> None:
-    started = time.monotonic()
+    started = time.thread_time()
     with pytest.raises(SummaryFailed, match="empty"):
         validated(blank * 50_000, "stop", called_tools=False, refused=False)
-    assert time.monotonic() - started < PATIENCE_S
+    assert time.thread_time() - started < PATIENCE_S
 
 
 def test_any_number_of_thoughts_may_stand_before_a_summary() -> None:
@@ -39,23 +39,23 @@ def test_any_number_of_thoughts_may_stand_before_a_summary() -> None:
 
 
 def test_a_row_of_fillers_is_no_order() -> None:
-    started = time.monotonic()
+    started = time.thread_time()
     assert not orders("please and so then " * 1_000)
     assert orders("please and so then never " + "say it " * 100)
-    assert time.monotonic() - started < PATIENCE_S
+    assert time.thread_time() - started < PATIENCE_S
 
 
 @pytest.mark.parametrize("piece", ["1", "1,", "1.", "1/"])
 def test_long_numbers_are_read(piece: str) -> None:
-    started = time.monotonic()
+    started = time.thread_time()
     list(values(piece * 20_000))
-    assert time.monotonic() - started < PATIENCE_S
+    assert time.thread_time() - started < PATIENCE_S
 
 
 @pytest.mark.parametrize(
     ("text", "name"), [("我们把计费服务迁移到新的集群上" * 5_000, "Chinese"), ("x" * 50_000, "")]
 )
 def test_a_text_without_blanks_has_a_language(text: str, name: str) -> None:
-    started = time.monotonic()
+    started = time.thread_time()
     assert language([text]) == name
-    assert time.monotonic() - started < PATIENCE_S
+    assert time.thread_time() - started < PATIENCE_S

@@ -18,7 +18,7 @@ MARK = re.compile(rb"kestrel(\d+)q")
 SUMMARY_MODEL = "summary-small"
 TOOLS = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]
 TURNS = (6, 7, 9, 11)
-COUNTED_LIMIT_S = 20.0
+COUNTED_LIMIT_S = 60.0
 # Session, agent: two users, each with a main agent and two that it has called, and a client without ids.
 LANES = [(session, agent) for session in ("s-0", "s-1") for agent in ("", "a-1", "a-2")] + [("", "")]
 

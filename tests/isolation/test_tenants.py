@@ -22,6 +22,8 @@ from tests.isolation.crowd import CANARY, SUMMARY_MODEL, Crowd, Provider, owners
 from tests.redis_servers import RedisServer
 
 ADMIN_KEY = "an-admin-key"
+# How often the crowd asks at most, until tenants that share are seen to: that takes a coincidence.
+ROUNDS = 5
 SHOWN = f"authorization: Bearer {ADMIN_KEY}"
 
 
@@ -148,6 +150,9 @@ async def test_clients_that_are_made_one_tenant_are_seen_to_share_a_summary(isol
     provider, crowd = Provider(isolation, rng), Crowd(isolation, rng)
     settings = {"store__url": f"sqlite:///{isolation.folder / 'state.db'}", "session__tenant": "none"}
     async with running(isolation, provider, **settings) as proxies:
-        await crowd.asks([each.port for each in proxies], 80)
+        for _ in range(ROUNDS):
+            await crowd.asks([each.port for each in proxies], 80)
+            if provider.foreign and crowd.told.wrong:
+                break
     assert provider.foreign
     assert crowd.told.wrong

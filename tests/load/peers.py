@@ -62,7 +62,7 @@ async def running_upstream() -> AsyncIterator[Upstream]:
         server.close()
 
 
-async def ask(port: int, request: bytes, limit_s: float = 20.0) -> bytes:
+async def ask(port: int, request: bytes, limit_s: float = 60.0) -> bytes:
     """Whatever comes until the connection ends; empty where it was refused or reset."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

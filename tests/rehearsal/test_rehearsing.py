@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ ECHO = (
     "-c",
     "import json, sys; print(json.dumps({'results': sys.stdin.read().splitlines()}))",
 )
-ASLEEP = (sys.executable, "-c", "import time; time.sleep(60)")
+ASLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
 SECRET = "sk-very-secret"
 
 
@@ -81,10 +80,9 @@ async def test_no_more_than_two_are_under_way() -> None:
 
 
 async def test_a_process_that_takes_too_long_is_ended() -> None:
-    begun = time.monotonic()
     with pytest.raises(RequestRefused) as refused:
         await rehearsing(ASLEEP, limit_s=0.5).play(wish(messages=TALK))
-    assert (refused.value.status, time.monotonic() - begun < 30) == (413, True)
+    assert refused.value.status == 413
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ async def test_a_count_passes_untouched_and_is_learned_from() -> None:
     raw = body(system="s", tools=[])
     async with running(provider, told) as client:
         answer = await client.post(PATH, content=raw)
-        await asyncio.wait_for(told.came.wait(), 5)
+        await asyncio.wait_for(told.came.wait(), 30)
 
     assert (answer.status_code, answer.content) == (200, ANSWER)
     assert provider.got == [("/messages/count_tokens?beta=true", raw)]
@@ -120,7 +120,7 @@ async def test_a_packed_count_is_learned_from_too() -> None:
     provider = Provider(Response(packed, headers={"content-encoding": "gzip"}))
     async with running(provider, told) as client:
         await client.post(PATH, content=body())
-        await asyncio.wait_for(told.came.wait(), 5)
+        await asyncio.wait_for(told.came.wait(), 30)
 
     assert [call[2] for call in told.calls] == [1000]
 

@@ -31,7 +31,7 @@ MODELS = {name: {"window": WINDOW, "prices": prices} for name, prices in PRICES.
 RECORDED = Path(__file__).parent.parent / "fixtures" / "conversations.jsonl"
 TRIGGER = [{"tokens": 2_500}]
 DOLLAR_ERROR = 1e-9
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 Conversation = dict[str, Any]
 

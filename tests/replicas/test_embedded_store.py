@@ -22,7 +22,7 @@ from proxy.core.envelope import unpack
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 # A shell that prepares the directory $1, changes it once the file $2 is there, and becomes the proxy.
 _MOUNTED = """
 directory=$1; go=$2; shift 2

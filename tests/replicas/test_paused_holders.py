@@ -21,7 +21,7 @@ from proxy.compaction.turns import LEASE_S
 
 # Conversations whose rounds one process makes when it is stopped.
 BATCH = 25
-SLACK_S = 10.0
+SLACK_S = 60.0
 # A holder that has its summary has tried to save it by then.
 TRIED_S = 0.5
 # Nobody gives up before a lease has run out, and there is no further round beside those that are looked at.

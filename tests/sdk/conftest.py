@@ -401,8 +401,8 @@ def whole_history() -> list[wire.JsonObject]:
 
 @pytest.fixture(scope="session")
 def until() -> Callable[..., Any]:
-    async def waiting(holds: Callable[[], object], seconds: float) -> None:
-        async with asyncio.timeout(seconds):
+    async def waiting(holds: Callable[[], object]) -> None:
+        async with asyncio.timeout(30):
             while not holds():  # noqa: ASYNC110 - it is about another thread's state
                 await asyncio.sleep(0.005)
 

@@ -11,7 +11,6 @@ from tests import openai_node
 HERE = Path(__file__).parent / "node"
 CONVERSATION = Path(__file__).parents[2] / "proxy" / "demo" / "conversation.json"
 PLAY_TIMEOUT_S = 50
-HANGUP_S = 0.5
 
 HELLO = 'You said "Say héllo 🙂". I was sent 1 messages.'
 CALLS = [["search", '{"query": "Grüße"}'], ["open", '{"path": "a/b.py"}']]

@@ -113,9 +113,9 @@ async def test_the_sdk_s_own_time_limit_ends_the_upstream_call(
     sdk: Any, stack: Any, key: str, until: Any, model: str
 ) -> None:
     with pytest.raises(openai.APITimeoutError):
-        await sdk.create(messages=HELLO, model=model, timeout=0.2, extra_headers={"x-answer": "hang"})
+        await sdk.create(messages=HELLO, model=model, timeout=2, extra_headers={"x-answer": "hang"})
     [seen] = stack.seen(key)
-    await until(lambda: seen.ended, 0.5)
+    await until(lambda: seen.ended)
     assert seen.departed
 
 
@@ -179,7 +179,7 @@ async def test_leaving_a_stream_ends_the_upstream_call(
         reading.cancel()
     await asyncio.wait({reading})
     [seen] = stack.seen(key)
-    await until(lambda: seen.ended, 0.5)
+    await until(lambda: seen.ended)
     assert seen.departed
 
 
@@ -190,11 +190,11 @@ async def test_cancelling_before_the_first_byte_ends_the_upstream_call(
         model="demo-agent", messages=HELLO, extra_headers={"x-answer": "hang"}
     )
     asking = asyncio.create_task(asked)
-    await until(lambda: stack.seen(key), 2)
+    await until(lambda: stack.seen(key))
     asking.cancel()
     await asyncio.wait({asking})
     [seen] = stack.seen(key)
-    await until(lambda: seen.ended, 0.5)
+    await until(lambda: seen.ended)
     assert seen.departed
 
 
@@ -206,7 +206,7 @@ def test_leaving_a_blocking_stream_ends_the_upstream_call(
     ) as stream:
         next(stream)
     [seen] = stack.seen(key)
-    deadline = time.monotonic() + 0.5
+    deadline = time.monotonic() + 30  # only a hang takes as long
     while not seen.ended and time.monotonic() < deadline:
         time.sleep(0.005)
     assert seen.departed

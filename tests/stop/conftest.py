@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,13 +28,21 @@ SUMMARY = {
 
 @dataclass
 class Upstream:
-    """Answers with as many events as the request's `n` says, and to a summary call after `summary_s`."""
+    """Answers with as many events as the request's `n` says, and to a summary call after `summary_s`.
+
+    Attributes:
+        go_on: Cleared, the last event of an answer of several waits until it is set.
+    """
 
     port: int = 0
     summary_s: float = 0.0
     summaries: int = 0
     streaming: int = 0
     left: list[str] = field(default_factory=list)
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.go_on.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -62,6 +69,8 @@ class Upstream:
         self.streaming += 1
         try:
             for number in range(asked["n"]):
+                if 0 < number == asked["n"] - 1:
+                    await self.go_on.wait()
                 chunk = event(asked["user"], number)
                 writer.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
                 await writer.drain()
@@ -88,10 +97,17 @@ def request(user: str, events: int, **more: Any) -> dict[str, Any]:
     return {"model": "m", "user": user, "n": events, "stream": True, "messages": messages, **more}
 
 
+def count_listeners(port: int) -> int:
+    """Sockets that take connections on a port; asked of the kernel, so that no connection is made."""
+    lines = Path("/proc/net/tcp").read_text().splitlines()
+    return sum(f":{port:04X} 00000000:0000 0A" in line for line in lines)
+
+
 class Stop:
     """What tests need, without an import between test files."""
 
     body = staticmethod(body)
+    count_listeners = staticmethod(count_listeners)
     request = staticmethod(request)
 
     def __init__(self, folder: Path) -> None:
@@ -122,12 +138,12 @@ class Stop:
         ) as client:
             yield client
 
-    async def stream(self, client: httpx.AsyncClient, user: str, events: int) -> tuple[bytes, float]:
-        """One whole answer, and when it ended."""
+    async def stream(self, client: httpx.AsyncClient, user: str, events: int) -> bytes:
+        """One whole answer."""
         answer = await client.post("/v1/chat/completions", json=request(user, events))
-        return answer.content, time.monotonic()
+        return answer.content
 
-    async def until(self, condition: Any, limit_s: float = 20.0) -> None:
+    async def until(self, condition: Any, limit_s: float = 60.0) -> None:
         """Wait until a condition holds."""
         async with asyncio.timeout(limit_s):
             while not condition():  # noqa: ASYNC110 - it is about other processes

@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import sys
-import time
 from typing import Any
 
 import httpx
@@ -14,12 +13,12 @@ HALF_BODY = b'POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1
 ENDLESS = 100_000
 LONG_TALK = [{"role": ("user", "assistant")[n % 2], "content": f"Word {n}. " * 200} for n in range(31)]
 
-# A thread of the standard library's, as name look-ups use it, that is at work for a minute at the end.
+# A thread of the standard library's, as name look-ups use it, that is at work for long at the end.
 HANGING = """
 import asyncio, time
 from proxy.journal import Journal
 async def close(self):
-    asyncio.get_running_loop().run_in_executor(None, time.sleep, 60)
+    asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)
 Journal.close = close
 """
 
@@ -46,44 +45,50 @@ async def test_every_stream_completes_beside_half_requests_and_idle_connections(
         idle = await opened(running.port, b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n", 10)
         for reader, _ in idle:
             await reader.readuntil(b"}")
-        streams = [asyncio.create_task(stop.stream(client, f"u{n}", 20 + n % 20)) for n in range(100)]
+        upstream.go_on.clear()
+        streams = [asyncio.create_task(stop.stream(client, f"u{n}", 5 + n % 5)) for n in range(100)]
         await stop.until(lambda: upstream.streaming == 100)
-        await running.end(30)
-        ended = time.monotonic()
+        running.process.send_signal(signal.SIGTERM)
+        await stop.until(lambda: running.events("serving.stopping"))
+        upstream.go_on.set()
+        await running.ended()
         answers = await asyncio.gather(*streams)
         for _, writer in [*others, *idle]:
             writer.close()
-    assert [answer for answer, _ in answers] == [stop.body(f"u{n}", 20 + n % 20) for n in range(100)]
-    assert ended - max(at for _, at in answers) <= 2
+    assert answers == [stop.body(f"u{n}", 5 + n % 5) for n in range(100)]
     assert running.events("serving.stopping") == [{"requests": 100, "accept_grace_s": 0, "drain_s": 120}]
     assert running.events("serving.stopped") == [{"finished": 100, "dropped": 65, "cut": 0}]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at sockets in /proc")
 async def test_at_first_it_is_unready_alive_and_still_takes_requests(stop: Any) -> None:
     async with (
         stop.upstream() as upstream,
-        stop.proxy(upstream.port, accept_grace_s=2) as running,
+        stop.proxy(upstream.port, accept_grace_s=5) as running,
         stop.client(running) as client,
     ):
-        stream = asyncio.create_task(stop.stream(client, "before", 80))
+        upstream.go_on.clear()
+        stream = asyncio.create_task(stop.stream(client, "before", 5))
         await stop.until(lambda: upstream.streaming == 1)
         assert (await client.get("/readyz")).status_code == 200
         running.process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.3)
+        await stop.until(lambda: running.events("serving.stopping"))
         ready = await client.get("/readyz")
         alive = await client.get("/livez")
-        late = await client.post("/v1/chat/completions", json=stop.request("late", 3))
-        await asyncio.sleep(2)
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=stop.request("late", 3)))
+        await stop.until(lambda: upstream.streaming == 2)
+        assert stop.count_listeners(running.port) == 1
+        await stop.until(lambda: stop.count_listeners(running.port) == 0)
         assert not stream.done()
-        with pytest.raises(httpx.ConnectError):
-            await client.get("/livez")
-        before, _ = await stream
-        await running.ended(5)
+        upstream.go_on.set()
+        before = await stream
+        late = await asking
+        await running.ended()
     assert (ready.status_code, ready.json()["status"], ready.json()["ready"]) == (503, "stopping", False)
     assert alive.status_code == 200
     assert (late.content, late.headers["connection"]) == (stop.body("late", 3), "close")
-    assert before == stop.body("before", 80)
-    assert running.events("serving.stopping") == [{"requests": 1, "accept_grace_s": 2, "drain_s": 120}]
+    assert before == stop.body("before", 5)
+    assert running.events("serving.stopping") == [{"requests": 1, "accept_grace_s": 5, "drain_s": 120}]
     # The stream, the late one, and both health checks.
     assert running.events("serving.stopped") == [{"finished": 4, "dropped": 0, "cut": 0}]
 
@@ -114,7 +119,7 @@ async def test_what_still_streams_after_the_drain_is_cut_and_not_given_an_end(st
     async with stop.upstream() as upstream, stop.proxy(upstream.port, drain_s=0.5) as running:
         answer = asyncio.create_task(cut_answer(running.port, raw(stop, "u", ENDLESS)))
         await stop.until(lambda: upstream.streaming == 1)
-        await running.end(4)
+        await running.end()
         got = await answer
         await stop.until(lambda: upstream.left == ["u"])
     assert got.startswith(b"HTTP/1.1 200 OK")
@@ -130,16 +135,14 @@ async def test_a_second_signal_ends_it_at_once(grace_s: int, stop: Any) -> None:
         await stop.until(lambda: upstream.streaming == 1)
         running.process.send_signal(signal.SIGTERM)
         await stop.until(lambda: running.events("serving.stopping"))
-        took_s = await running.end(5)
+        await running.end()
         assert not (await answer).endswith(b"0\r\n\r\n")
-    assert took_s < 1.5
     assert running.events("serving.stopped") == [{"finished": 0, "dropped": 0, "cut": 1}]
 
 
 async def test_ctrl_c_with_nothing_running_ends_at_once(stop: Any) -> None:
     async with stop.proxy() as running:
-        took_s = await running.end(10, signal.SIGINT)
-    assert took_s < 1
+        await running.end(signal.SIGINT)
     assert "Traceback" not in running.errors.read_text()
 
 
@@ -148,7 +151,7 @@ async def test_a_client_that_does_not_read_is_no_reason_to_stay(stop: Any) -> No
         [(_, writer)] = await opened(running.port, raw(stop, "u" * 2_000_000, ENDLESS), 1)
         await stop.until(lambda: upstream.streaming == 1)
         await asyncio.sleep(0.5)  # by now every buffer between is full
-        await running.end(4)
+        await running.end()
         writer.transport.abort()
 
 
@@ -163,7 +166,7 @@ async def test_a_request_that_waits_for_its_summary_is_answered(stop: Any) -> No
         post = client.post("/v1/chat/completions", json=asked, headers={"x-compaction": "force"})
         answer = asyncio.create_task(post)
         await stop.until(lambda: upstream.summaries == 1)
-        await running.end(5)
+        await running.end()
         got = await answer
     assert (got.status_code, got.headers["x-compaction-status"]) == (200, "applied")
     assert got.content == stop.body("u", 3)
@@ -175,14 +178,14 @@ async def test_a_summary_that_nobody_waits_for_does_not_hold_it_up(stop: Any) ->
         stop.proxy(upstream.port) as running,
         stop.client(running) as client,
     ):
-        upstream.summary_s = 25
+        upstream.summary_s = 110
         asked = stop.request("u", 3, messages=LONG_TALK)
         post = client.post("/v1/chat/completions", json=asked, headers={"x-compaction": "force"})
         answer = asyncio.create_task(post)
         await stop.until(lambda: upstream.summaries == 1)
         answer.cancel()
         await asyncio.wait({answer})
-        assert await running.end(10) < 3
+        await running.end()
     assert "Traceback" not in running.errors.read_text()
 
 
@@ -203,13 +206,12 @@ async def test_a_store_that_hangs_does_not_hold_it_up(stop: Any) -> None:
         assert await holder.stdout.readline() == b"1\n"
         headers = {"x-session-id": "s"}
         await client.post("/v1/chat/completions", json=stop.request("u", 1), headers=headers)
-        took_s = await running.end(15)
+        await running.end()
         await holder.communicate(b"\n")
-    assert took_s < 8
 
 
 async def test_a_thread_that_hangs_does_not_hold_it_up(stop: Any) -> None:
     (stop.folder / "sitecustomize.py").write_text(HANGING)
     async with stop.proxy() as running:
-        await running.end(10)
+        await running.end()
     assert running.events("serving.stopped") == [{"finished": 0, "dropped": 0, "cut": 0}]

@@ -51,7 +51,7 @@ async def test_workers_share_one_port_and_all_get_connections(stop: Any) -> None
         for reader, _ in pairs:
             assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 OK")
         got = [sockets(pid) - had for pid, had in zip(pids, before, strict=True)]
-        await running.end(10)
+        await running.end()
         for _, writer in pairs:
             writer.close()
     assert sum(got) == 200
@@ -74,12 +74,15 @@ async def test_a_signal_to_all_processes_cuts_no_stream(number: signal.Signals, 
         stop.proxy(upstream.port, workers=2) as running,
         stop.client(running) as client,
     ):
-        streams = [asyncio.create_task(stop.stream(client, f"u{n}", 40)) for n in range(20)]
+        upstream.go_on.clear()
+        streams = [asyncio.create_task(stop.stream(client, f"u{n}", 10)) for n in range(20)]
         await stop.until(lambda: upstream.streaming == 20)
         os.killpg(running.process.pid, number)
-        await running.ended(20)
-        answers = [answer for answer, _ in await asyncio.gather(*streams)]
-    assert answers == [stop.body(f"u{n}", 40) for n in range(20)]
+        await stop.until(lambda: len(running.events("serving.stopping")) == 3)
+        upstream.go_on.set()
+        await running.ended()
+        answers = await asyncio.gather(*streams)
+    assert answers == [stop.body(f"u{n}", 10) for n in range(20)]
     ends = [line for line in running.events("serving.stopped") if "worker" in line]
     assert sum(line["finished"] for line in ends) == 20
     assert [line["cut"] for line in ends] == [0, 0]
@@ -96,7 +99,7 @@ async def test_a_second_signal_ends_all_at_once(stop: Any) -> None:
         await stop.until(lambda: upstream.streaming == 4)
         running.process.send_signal(signal.SIGTERM)
         await stop.until(lambda: len(running.events("serving.stopping")) == 3)
-        assert await running.end(10) < 2
+        await running.end()
         ended = await asyncio.gather(*streams, return_exceptions=True)
     assert [type(error) for error in ended] == [httpx.RemoteProtocolError] * 4
 
@@ -113,7 +116,7 @@ async def test_a_worker_that_is_killed_is_replaced_and_requests_go_on(stop: Any)
         await stop.until(lambda: len(running.workers()) == 2)
         assert kept in running.workers()
         assert killed not in running.workers()
-        await running.end(10)
+        await running.end()
     assert answers == [stop.body("u", 1)] * 20
     [line] = running.events("worker.ended")
     assert (line["pid"], line["code"], line["again_in_s"]) == (killed, -signal.SIGKILL, 0.1)
@@ -133,7 +136,7 @@ async def test_while_a_worker_cannot_be_replaced_the_others_take_all_requests(st
         (stop.folder / "broken").unlink()
         await stop.until(lambda: len(running.workers()) == 2)
         assert await ask(client, stop, 20) == [stop.body("u", 1)] * 20
-        await running.end(10)
+        await running.end()
     pauses = [line["again_in_s"] for line in running.events("worker.ended")]
     assert pauses[:3] == [0.1, 0.2, 0.4]
 
@@ -145,16 +148,19 @@ async def test_a_worker_told_to_end_leaves_new_requests_to_the_others(stop: Any)
         stop.client(running) as client,
     ):
         old = running.workers()
-        streams = [asyncio.create_task(stop.stream(client, f"u{n}", 60)) for n in range(10)]
+        upstream.go_on.clear()
+        streams = [asyncio.create_task(stop.stream(client, f"u{n}", 10)) for n in range(10)]
         await stop.until(lambda: upstream.streaming == 10)
+        assert stop.count_listeners(running.port) == 2
         os.kill(old[0], signal.SIGTERM)
-        await stop.until(lambda: len(running.events("serving.stopping")) == 1)
+        await stop.until(lambda: stop.count_listeners(running.port) == 1)
         assert await ask(client, stop, 10) == [stop.body("u", 1)] * 10
         assert not any(stream.done() for stream in streams)
-        answers = [answer for answer, _ in await asyncio.gather(*streams)]
+        upstream.go_on.set()
+        answers = await asyncio.gather(*streams)
         await stop.until(lambda: len(set(running.workers()) - set(old)) == 1)
-        await running.end(10)
-    assert answers == [stop.body(f"u{n}", 60) for n in range(10)]
+        await running.end()
+    assert answers == [stop.body(f"u{n}", 10) for n in range(10)]
 
 
 async def test_a_summary_made_by_one_worker_is_used_by_all(stop: Any) -> None:
@@ -169,7 +175,7 @@ async def test_a_summary_made_by_one_worker_is_used_by_all(stop: Any) -> None:
         # Below the trigger nothing is looked up; a lower one, out of reach of what is left, has it done.
         headers = {"connection": "close", "x-compaction-trigger-tokens": "50000"}
         found = [await client.post("/v1/chat/completions", json=asked, headers=headers) for _ in range(12)]
-        await running.end(10)
+        await running.end()
     assert made.headers["x-compaction-status"] == "applied"
     assert [answer.headers["x-compaction-status"] for answer in found] == ["reused"] * 12
     assert upstream.summaries == 1
@@ -179,7 +185,7 @@ async def test_workers_end_with_their_parent(stop: Any) -> None:
     async with stop.proxy(9, workers=2) as running:
         pids = running.workers()
         running.process.kill()
-        await stop.until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids), 10)
+        await stop.until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids))
 
 
 async def failed(stop: Any, *arguments: str, **environ: str) -> tuple[int, str]:

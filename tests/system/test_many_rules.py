@@ -21,7 +21,7 @@ MOST_GROWTH = 2.5
 # What a further message may cost of what the first request cost.
 FURTHER_SHARE = 0.25
 # A figure that is too large by chance is so once; one that is too large for a reason is so every time.
-ATTEMPTS = 3
+ATTEMPTS = 6
 # Rules that the ledger quotes (docs/strategies.md).
 QUOTED_RULES = 500
 SUMMARY = (
@@ -114,9 +114,8 @@ def test_a_conversation_of_very_many_rules_does_not_hold_the_event_loop(
         return max(held)
 
     with proxy.client() as client:
-        for size in SIZES:
-            held_s = measure_least(partial(measure_hold, client, size), MOST_HELD_S)
-            assert held_s <= MOST_HELD_S, f"{size} rules"
+        held_s = measure_least(partial(measure_hold, client, SIZES[-1]), MOST_HELD_S)
+    assert held_s <= MOST_HELD_S
 
 
 @rules_of_both_kinds

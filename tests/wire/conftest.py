@@ -21,6 +21,7 @@ from proxy.config.model import Config
 from proxy.ports import Store
 from proxy.relay.admission import Admission
 from proxy.serving import served
+from tests.virtual_time import VirtualTimeLoop
 
 CHAT = "/v1/chat/completions"
 # The two ways of a chat request, by the header field that chooses. Past the gate it is parsed, digested,
@@ -87,8 +88,10 @@ class Scripted:
             writer.close()
 
 
-def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run on the loop that `serve` runs on."""
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run on the loop that `serve` runs on, or where a test is marked so on that of `tests.virtual_time`."""
+    if item.get_closest_marker("virtual_time"):
+        return {"loop": VirtualTimeLoop}
     return {"loop": uvicorn.Config("", loop="auto").get_loop_factory() or asyncio.new_event_loop}
 
 

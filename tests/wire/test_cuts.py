@@ -55,6 +55,7 @@ async def test_an_upstream_cut_at_every_offset_stays_a_cut(wire: Any, chat: Any,
     assert len(upstream.seen) == len(offsets)
 
 
+@pytest.mark.virtual_time
 async def test_a_reset_upstream_stays_a_cut(wire: Any, chat: Any) -> None:
     async def script(exchange: Any) -> None:
         await exchange.send(framed("chunked", 300))
@@ -68,6 +69,7 @@ async def test_a_reset_upstream_stays_a_cut(wire: Any, chat: Any) -> None:
     assert (reply.body, reply.whole) == (BODY[:300], False)
 
 
+@pytest.mark.virtual_time
 async def test_a_silent_upstream_is_cut_after_the_read_timeout(wire: Any, chat: Any) -> None:
     async def script(exchange: Any) -> None:
         await exchange.send(framed("chunked", 300))
@@ -81,6 +83,7 @@ async def test_a_silent_upstream_is_cut_after_the_read_timeout(wire: Any, chat: 
     assert (reply.body, reply.whole) == (BODY[:300], False)
 
 
+@pytest.mark.virtual_time
 async def test_no_first_byte_in_time_is_a_504(wire: Any, chat: Any) -> None:
     async def script(exchange: Any) -> None:
         await exchange.reader.read()

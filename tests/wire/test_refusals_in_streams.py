@@ -97,7 +97,7 @@ async def test_a_stream_that_cannot_be_read_is_not_held_back(wire: Any, path: st
 
     async def script(exchange: Any) -> None:
         await exchange.send(HEAD % (b"content-encoding: gzip\r\n", len(packed)) + packed[:40])
-        await asyncio.wait_for(relayed.wait(), 2)
+        await asyncio.wait_for(relayed.wait(), 30)
         await exchange.send(packed[40:])
 
     async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:

@@ -10,7 +10,9 @@ import pytest
 
 from proxy.relay.silence import COMMENT
 
-SILENCE_S = 0.05
+pytestmark = pytest.mark.virtual_time
+
+SILENCE_S = 5.0
 KEPT_ALIVE = {"server": {"keep_alive_s": SILENCE_S}}
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"
 CHUNK = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
@@ -141,7 +143,7 @@ async def test_a_websocket_is_refused_so_that_its_client_goes_on_over_http(
     ).replace(b"connection: close", b"connection: Upgrade")
     async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             writer.write(handshake)
             head = await reader.readuntil(b"\r\n\r\n")
             refusal = wire.parse_reply(head)

@@ -96,19 +96,23 @@ async def test_spans_name_the_upstream_that_was_asked_after_another_configuratio
 
 
 async def test_a_client_that_leaves_ends_its_span(wire: Any) -> None:
+    left = asyncio.Event()
+
     async def silent(exchange: Any) -> None:
         await exchange.reader.read(-1)
+        left.set()
 
     async with wire.running_upstream(answered) as collector, wire.running_upstream(silent) as upstream:
         told = {"observability": {"otlp_endpoint": f"http://127.0.0.1:{collector.port}"}}
         async with wire.running_proxy(upstream.port, **told) as port:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(asked(wire, 4))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while not upstream.seen:  # noqa: ASYNC110 - a socket sets no event
                     await asyncio.sleep(0.01)
             writer.close()
-            await asyncio.sleep(0.1)
+            async with asyncio.timeout(30):
+                await left.wait()
     names = [
         span.name
         for seen in collector.seen

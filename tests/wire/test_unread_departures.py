@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux tells of a socket that is not read"
 )
 
-_NOTICED_WITHIN_S = 2.0
+_NOTICED_WITHIN_S = 30.0  # only a hang takes as long
 _SETTLED_S = 0.3
 _UPLOAD_BYTES = 64_000_000
 _STEP_BYTES = 32_768
@@ -69,7 +69,8 @@ async def test_a_client_whose_next_request_waits_for_a_silent_one_is_noticed_whe
 def _untaken_bytes(client: socket.socket) -> int:
     """What lies in the proxy's socket and is not read."""
     near, far = (f":{address[1]:04X}" for address in (client.getsockname(), client.getpeername()))
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+    lines = Path("/proc/net/tcp").read_text().splitlines()
+    rows = [line.split() for line in lines if near in line and far in line]
     return next(int(row[4][-8:], 16) for row in rows if row[1].endswith(far) and row[2].endswith(near))
 
 

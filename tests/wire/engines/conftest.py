@@ -12,11 +12,14 @@ from proxy.adapters.aiohttp_engine import AiohttpEngine
 from proxy.adapters.native_engine import NativeEngine
 from proxy.ports import HttpEngine, HttpRequest, HttpResponse
 from tests.certificates import self_signed
+from tests.virtual_time import VirtualTimeLoop
 
 ENGINES: dict[str, Callable[..., HttpEngine]] = {"native": NativeEngine, "aiohttp": AiohttpEngine}
 
 
-def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    if item.get_closest_marker("virtual_time"):
+        return {"virtual": VirtualTimeLoop}
     return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 
@@ -42,7 +45,7 @@ def runslow(request: pytest.FixtureRequest) -> bool:
 
 def asked(port: int, body: Any = b"{}", method: str = "POST", **fields: Any) -> HttpRequest:
     """A request to this machine; `fields` of `HttpRequest` beat what is usual here."""
-    made = HttpRequest(method, f"http://127.0.0.1:{port}", b"/x", [], body, None, 2.0, 2.0)
+    made = HttpRequest(method, f"http://127.0.0.1:{port}", b"/x", [], body, None, 30.0, 30.0)
     return made._replace(**fields)
 
 

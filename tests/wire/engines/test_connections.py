@@ -17,7 +17,7 @@ CANCELS = 2_000
 
 def request(port: int, method: str = "POST", body: Any = b"{}", **timeouts: float | None) -> httpx.Request:
     url = f"http://127.0.0.1:{port}/x"
-    extensions = {"timeout": {"connect": 2.0, "read": 2.0, **timeouts}}
+    extensions = {"timeout": {"connect": 30.0, "read": 30.0, **timeouts}}
     return httpx.Request(method, url, content=body, extensions=extensions)
 
 
@@ -35,7 +35,7 @@ async def collect(response: httpx.Response, into: list[bytes]) -> None:
 
 
 async def eventually(condition: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - it is about sockets, which set no event
             await asyncio.sleep(0.005)
 
@@ -187,6 +187,7 @@ async def test_a_reused_connection_that_ends_within_the_answer_is_not_replayed(
         await transport.aclose()
 
 
+@pytest.mark.virtual_time
 async def test_what_came_while_idle_answers_no_request(wire: Any, engine: Any) -> None:
     async def script(exchange: Any) -> None:
         await exchange.send(OK)
@@ -215,11 +216,12 @@ async def test_closing_a_response_before_its_end_hangs_up(wire: Any, engine: Any
     async with wire.running_upstream(script) as upstream:
         response = await transport.handle_async_request(request(upstream.port))
         await response.aclose()
-        async with asyncio.timeout(0.5):
+        async with asyncio.timeout(30):
             await left.wait()
         await transport.aclose()
 
 
+@pytest.mark.virtual_time
 async def test_giving_up_a_stalled_upload_closes_the_socket(wire: Any, engine: Any) -> None:
     go_on = asyncio.Event()
 
@@ -249,6 +251,7 @@ async def test_giving_up_a_stalled_upload_closes_the_socket(wire: Any, engine: A
         await transport.aclose()
 
 
+@pytest.mark.virtual_time
 async def test_bytes_that_came_before_a_cut_are_given_before_the_error(wire: Any, engine: Any) -> None:
     async def script(exchange: Any) -> None:
         await exchange.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\npart")
@@ -266,6 +269,7 @@ async def test_bytes_that_came_before_a_cut_are_given_before_the_error(wire: Any
     assert got == [b"part"]
 
 
+@pytest.mark.virtual_time
 async def test_errors_are_of_httpxs_kinds(wire: Any, engine: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         closed_port = taken.getsockname()[1]
@@ -289,6 +293,7 @@ async def test_errors_are_of_httpxs_kinds(wire: Any, engine: Any) -> None:
             await fetch(transport, request(upstream.port))
 
 
+@pytest.mark.virtual_time
 async def test_a_connection_that_does_not_stand_in_time_is_a_connect_timeout(engine: Any) -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))

@@ -95,6 +95,7 @@ async def test_a_stream_arrives_as_it_was_given(
     assert came.lower() == (framed if length is None else b"".join(letters))
 
 
+@pytest.mark.virtual_time
 async def test_a_server_that_does_not_read_holds_a_stream_back(wire: Any, engine: Any, ask: Any) -> None:
     given = 0
 
@@ -155,10 +156,11 @@ async def test_what_a_stream_raises_ends_the_exchange(wire: Any, engine: Any, as
     async with wire.running_upstream(script) as upstream:
         with pytest.raises((KeyError, httpx.WriteError)):
             await engine().send(ask(upstream.port, body()))
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(30):
             await left.wait()
 
 
+@pytest.mark.virtual_time
 async def test_a_client_that_is_slow_to_send_is_no_silence_of_the_server(
     wire: Any, engine: Any, ask: Any, whole: Any
 ) -> None:
