@@ -23,7 +23,9 @@ INSTALL_LIMIT_S = 900.0
 def find_cache() -> Path:
     """The folder that holds all programs."""
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("COMPACTION_PROXY_AGENTS") or Path(caches) / "compaction-proxy-tests" / "agents")
+    return Path(
+        os.environ.get("COMPACTION_PROXY_AGENTS") or Path(caches) / "compaction-proxy-tests" / "agents"
+    )
 
 
 def install_program(name: str) -> Path:
@@ -36,7 +38,7 @@ def install_program(name: str) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         for command in _list_commands(entry, folder):
-            _run(name, command, folder)
+            _run(name, command, folder, entry.get("python", ""))
         (folder / "whole").touch()
     return commands
 
@@ -52,11 +54,19 @@ def _list_commands(entry: Any, folder: Path) -> list[list[str]]:
     return [venv, [str(UV), "pip", "install", "-q", "--no-config", "--python", interpreter, *packages]]
 
 
-def _run(name: str, command: list[str], folder: Path) -> None:
+def _run(name: str, command: list[str], folder: Path, python: str) -> None:
     environ = {**os.environ, "UV_PYTHON_DOWNLOADS": "never"}
+    if python:
+        environ["PYENV_VERSION"] = python  # pyenv, where there is one, hides other versions than its own
     try:
         done = subprocess.run(
-            command, cwd=folder, env=environ, capture_output=True, text=True, timeout=INSTALL_LIMIT_S, check=False
+            command,
+            cwd=folder,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_LIMIT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         pytest.skip(f"{name} cannot be installed: {error}")

@@ -42,6 +42,7 @@ class Session:
         ended: How the client's processes ended.
         conversations: The proxy's list of conversations.
         steps: Steps of the session that the provider has answered.
+        states: What state.txt holds and what it should hold; one text where they agree.
     """
 
     client: Client
@@ -52,6 +53,7 @@ class Session:
     ended: Sequence[Ended]
     conversations: Sequence[Mapping[str, Any]]
     steps: int
+    states: set[str]
 
 
 @dataclass
@@ -123,17 +125,25 @@ def _carries_conversation(exchange: Exchange) -> bool:
 
 
 def _find_client_errors(session: Session) -> Iterator[str]:
+    yield from _find_process_errors(session)
+    yield from _find_answer_errors(session)
+
+
+def _find_process_errors(session: Session) -> Iterator[str]:
     for number, ended in enumerate(session.ended, 1):
         if ended.exit_code:
             yield f"task {number}: exit code {ended.exit_code}: {ended.output[-300:]!r}"
         for line in ended.output.splitlines():
             if line.strip().lower().startswith(session.client.error_lines):
                 yield f"task {number}: {line.strip()[:300]}"
+
+
+def _find_answer_errors(session: Session) -> Iterator[str]:
     if session.steps < 2 * REQUESTS_PER_TASK:
         yield f"the session ended after {session.steps} of {2 * REQUESTS_PER_TASK} steps"
-    for exchange in session.exchanges:
-        if not _carries_conversation(exchange):
-            continue
+    if len(session.states) > 1:
+        yield f"the client's edits did not succeed: {session.states}"
+    for exchange in filter(_carries_conversation, session.exchanges):
         if exchange.status >= 400 or any(mark in exchange.answer for mark in STREAM_ERRORS):
             yield f"request {exchange.number}: {exchange.status} {exchange.answer[-300:]!r}"
 
@@ -162,6 +172,12 @@ def _join_texts(wire: Wire, body: Any) -> str:
     return "\n".join(text for item in wire.list_items(body) for text in wire.list_texts(item))
 
 
+def _list_newest_texts(wire: Wire, body: Any) -> list[str]:
+    """The newest tool results; where the request ends otherwise, the texts of its last message."""
+    texts = wire.list_newest_results(body) or wire.list_texts(wire.list_items(body)[-1])
+    return [text for text in texts if text.strip()]
+
+
 def _size_of_fixed(session: Session, body: Any) -> int:
     """Tokens of system prompt, privileged messages, tools and the project's instructions."""
     wire = WIRES[session.client.wire]
@@ -171,11 +187,11 @@ def _size_of_fixed(session: Session, body: Any) -> int:
 
 
 def _find_losses(session: Session, steps: Sequence[Step]) -> Iterator[str]:
-    """What did not reach the provider whole although there was room, or was cut otherwise than at its middle."""
-    wire = WIRES[session.client.wire]
+    """What did not reach the provider whole although there was room; without room, head and tail."""
     for exchange, sent, forwarded in steps:
+        wire = WIRES[session.client.wire]
         before, after = _join_texts(wire, sent), _join_texts(wire, forwarded)
-        results = [text for text in wire.list_newest_results(sent) if text.strip()]
+        results = _list_newest_texts(wire, sent)
         tasks = [task for task in (write_task(1), write_task(2)) if task in before]
         need = _size_of_fixed(session, sent) + sum(map(len, (*tasks, *results))) // BYTES_PER_TOKEN
         place = f"request {exchange.number} ({exchange.compaction_status}, {need} needed)"

@@ -1,14 +1,14 @@
-"""An agent of LangGraph with three tools: `python langgraph_agent.py WIRE URL TASK`; run again, it goes on."""
+"""An agent of LangGraph with three tools: `python langgraph_agent.py WIRE URL TASK`, again to go on."""
 
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from langchain_anthropic import ChatAnthropic
-from langchain_openai import ChatOpenAI
-from langgraph.checkpoint.sqlite import SqliteSaver
-from langgraph.prebuilt import create_react_agent
+from langchain_anthropic import ChatAnthropic  # type: ignore[import-not-found]
+from langchain_openai import ChatOpenAI  # type: ignore[import-not-found]
+from langgraph.checkpoint.sqlite import SqliteSaver  # type: ignore[import-not-found]
+from langgraph.prebuilt import create_react_agent  # type: ignore[import-not-found]
 
 STEPS = 1_000
 
@@ -49,4 +49,4 @@ with SqliteSaver.from_conn_string("session.db") as saver:
     )
     config = {"configurable": {"thread_id": "one"}, "recursion_limit": STEPS}
     result = agent.invoke({"messages": [{"role": "user", "content": task}]}, config)
-    print(result["messages"][-1].text)
+    sys.stdout.write(result["messages"][-1].text)

@@ -7,11 +7,12 @@ without tools, such as one for a title, gets a short text; any other request is 
 import gzip
 import json
 import re
+import subprocess
 import sys
 import threading
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,8 +45,9 @@ def write_part(number: int) -> str:
     while sum(map(len, lines)) < PART_CHARACTERS:
         k = len(lines)
         lines.append(
-            f"Part {number:03}, line {k:02}: worker {(number * 37 + k * 11) % 991} reads job {number * 100 + k} from "
-            "the queue and writes its result into the table of reports."
+            f"Part {number:03}, line {k:02}: worker {(number * 37 + k * 11) % 991} "
+            f"reads job {number * 100 + k} "
+            "from the queue and writes its result into the table of reports."
         )
     return "\n".join([*lines, f"<part {number:03} ends>"])
 
@@ -53,24 +55,25 @@ def write_part(number: int) -> str:
 def write_task(number: int) -> str:
     """What the user asks for, in the two tasks of a session."""
     return (
-        f"Task {number}: read the parts of the report in notes/, one after the other, and keep state.txt up to date. "
-        f"Do not skip a part, and do not change the parts themselves. The budget of task {number} is {number * 4100} "
-        f"dollars, its owner is desk {number * 17}, and its reports go to room {number * 303}. Say when all is read."
+        f"Task {number}: read the parts of the report in notes/, one after the other, and keep state.txt "
+        "up to date. Do not skip a part, and do not change the parts themselves. "
+        f"The budget of task {number} is {number * 4100} dollars, its owner is desk {number * 17}, "
+        f"and its reports go to room {number * 303}. Say when all is read."
     )
 
 
 def write_instructions() -> str:
     """The project's instructions: a rule on each line."""
     rules = (
-        f"- RULE-{k:02}: table {k * 13 % 97} of the reports is written by desk {k * 7 % 31} alone, and room {k + 200} "
-        "is told before it changes."
+        f"- RULE-{k:02}: table {k * 13 % 97} of the reports is written by desk {k * 7 % 31} alone, "
+        f"and room {k + 200} is told before it changes."
         for k in range(40)
     )
     return "\n".join(["# Rules of this project", "", *rules, ""])
 
 
 def fill_workspace(folder: Path, instructions_file: str) -> None:
-    """The files that the session reads and edits."""
+    """A repository with the files that the session reads and edits."""
     (folder / "notes").mkdir(parents=True)
     for number in range(2 * REQUESTS_PER_TASK):
         (folder / "notes" / f"part-{number:03}.txt").write_text(write_part(number))
@@ -78,31 +81,37 @@ def fill_workspace(folder: Path, instructions_file: str) -> None:
     path = folder / instructions_file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(write_instructions())
+    identity = ("-c", "user.name=Agents", "-c", "user.email=agents@example.org")
+    for command in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "Begin")):
+        subprocess.run(["git", *identity, *command], cwd=folder, check=True)
 
 
 @dataclass(frozen=True)
 class Tools:
-    """How a client's tools are called. An edit replaces a line of state.txt, which was read before."""
+    """How a client's tools are called. An edit gets a path, the old text and the new one."""
 
     read: Callable[[str], Call]
     shell: Callable[[str], Call]
-    edit: Callable[[str, str], Call]
+    edit: Callable[[str, str, str], Call]
 
 
-def plan_move(tools: Tools, step: int) -> Move:
+def plan_move(tools: Tools, workspace: Path, step: int) -> Move:
     """What the model does in a step of the session, counted from 0 over both tasks."""
     place = step % REQUESTS_PER_TASK
     if place == REQUESTS_PER_TASK - 1:
         return Move(f"All parts of task {step // REQUESTS_PER_TASK + 1} are read.")
-    path = f"notes/part-{step:03}.txt"
+    path, state = f"{workspace}/notes/part-{step:03}.txt", f"{workspace}/state.txt"
     if place == 0:
-        return Move("I look at the state first.", tools.read("state.txt"))
+        return Move("I look at the state first.", tools.read(state))
     if place % 5 == 3:
         return Move(f"Step {step}: I show {path}.", tools.shell(f"echo step {step}; cat {path}"))
     if place % 10 == 9:
-        call = tools.edit(f"state: {_state_before(step)}", f"state: {step}")
+        call = tools.edit(state, f"state: {_state_before(step)}", f"state: {step}")
         return Move(f"Step {step}: I note how far I am.", call)
     return Move(f"Step {step}: I read {path}.", tools.read(path))
+
+
+Plan = Callable[[Tools, Path, int], Move]
 
 
 def _state_before(step: int) -> int:
@@ -157,6 +166,7 @@ class AgentProvider:
 
     Args:
         tools: How the client's tools are called.
+        workspace: The folder that the client works in.
         window: Tokens that a request may have.
         counting: `prompt` counts the request alone against the window, `sum` its `max_tokens` too.
         is_step: Tells a step of the session from a side call; by default what has tools is one.
@@ -167,23 +177,27 @@ class AgentProvider:
         forwarded: The requests with a conversation so far, oldest first.
         steps: Steps of the session that were answered.
         last_step: The step with which the task under way ends.
+        state: What state.txt holds once the client has made the edits that it was asked for.
     """
 
     def __init__(
         self,
         tools: Tools,
+        workspace: Path,
         window: int,
         counting: Counting,
         is_step: Callable[[Any], bool] | None = None,
-        plan: Callable[[Tools, int], Move] = plan_move,
+        plan: Plan = plan_move,
     ) -> None:
         self.forwarded: list[Forwarded] = []
         self.steps = 0
         self.last_step = REQUESTS_PER_TASK - 1
-        self._tools, self._window, self._counting, self._plan = tools, window, counting, plan
+        self._tools, self._workspace, self._plan = tools, workspace, plan
+        self._window, self._counting = window, counting
         self._is_step = is_step or (lambda body: bool(body.get("tools")))
         self._lock = threading.Lock()
         self._numbers = 0
+        self.state = ""
         self._provider = Provider(self._answer)
         self.url = self._provider.url.removesuffix("/v1")
 
@@ -236,11 +250,17 @@ class AgentProvider:
         if kind == "side":
             return Move("Parts of a report")
         if kind == "summary":
-            return Move(_summarise("\n".join(text for item in wire.list_items(body) for text in wire.list_texts(item))))
+            return Move(
+                _summarise(
+                    "\n".join(text for item in wire.list_items(body) for text in wire.list_texts(item))
+                )
+            )
         if self.steps > self.last_step:  # the task has ended
             return Move("That is all.")
-        move = self._plan(self._tools, self.steps)
+        move = self._plan(self._tools, self._workspace, self.steps)
         self.steps += 1
+        edits = re.findall(r"state: \d+", json.dumps(asdict(move)))
+        self.state = edits[-1] if edits else self.state
         return move
 
 

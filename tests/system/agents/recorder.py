@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
@@ -54,6 +55,55 @@ def _read_body(handler: BaseHTTPRequestHandler) -> bytes:
     return body
 
 
+def _drop_hop_headers(headers: Message) -> dict[str, str]:
+    """Headers without those that belong to one connection."""
+    return {name: value for name, value in headers.items() if name.lower() not in HOP_HEADERS}
+
+
+def _make_handler(recorder: "Recorder", target: str) -> type[BaseHTTPRequestHandler]:
+    """A handler of requests that forwards them to `target`."""
+    host, port = urlsplit(target).hostname, urlsplit(target).port
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _forward(self) -> None:
+            exchange = recorder.add_exchange(self)
+            upstream = http.client.HTTPConnection(str(host), port, timeout=ANSWER_LIMIT_S)
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP_HEADERS}
+            headers[EXCHANGE_HEADER] = str(exchange.number)
+            try:
+                upstream.request(self.command, self.path, exchange.body or None, headers)
+                answer = upstream.getresponse()
+                exchange.answer_headers = {name.lower(): value for name, value in answer.getheaders()}
+                exchange.status = answer.status
+                self._send_answer(exchange, answer)
+            except (BrokenPipeError, ConnectionResetError):
+                self.close_connection = True  # the client has left
+            finally:
+                upstream.close()
+
+        def _send_answer(self, exchange: Exchange, answer: http.client.HTTPResponse) -> None:
+            self.send_response_only(answer.status)
+            for name, value in _drop_hop_headers(answer.headers).items():
+                self.send_header(name, value)
+            self.send_header("transfer-encoding", "chunked")
+            self.end_headers()
+            if self.command == "HEAD":
+                return
+            while piece := answer.read1(CHUNK_BYTES):
+                exchange.answer += piece
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            self.wfile.write(b"0\r\n\r\n")
+
+        do_GET = do_POST = do_HEAD = do_PUT = do_DELETE = do_OPTIONS = _forward  # noqa: N815
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    return Handler
+
+
 class Recorder:
     """Forwards each request to the proxy, with a number in a header, and streams the answer back.
 
@@ -68,53 +118,13 @@ class Recorder:
     def __init__(self, target: str) -> None:
         self.exchanges: list[Exchange] = []
         self._lock = threading.Lock()
-        host, port = urlsplit(target).hostname, urlsplit(target).port
-        recorder = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def _forward(self) -> None:
-                exchange = recorder._add(self)
-                upstream = http.client.HTTPConnection(str(host), port, timeout=ANSWER_LIMIT_S)
-                headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP_HEADERS}
-                headers[EXCHANGE_HEADER] = str(exchange.number)
-                try:
-                    upstream.request(self.command, self.path, exchange.body or None, headers)
-                    answer = upstream.getresponse()
-                    exchange.answer_headers = {name.lower(): value for name, value in answer.getheaders()}
-                    exchange.status = answer.status
-                    self._send_answer(exchange, answer)
-                except (BrokenPipeError, ConnectionResetError):
-                    self.close_connection = True  # the client has left
-                finally:
-                    upstream.close()
-
-            def _send_answer(self, exchange: Exchange, answer: http.client.HTTPResponse) -> None:
-                self.send_response_only(answer.status)
-                for name, value in answer.getheaders():
-                    if name.lower() not in HOP_HEADERS:
-                        self.send_header(name, value)
-                self.send_header("transfer-encoding", "chunked")
-                self.end_headers()
-                if self.command == "HEAD":
-                    return
-                while piece := answer.read1(CHUNK_BYTES):
-                    exchange.answer += piece
-                    self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-                self.wfile.write(b"0\r\n\r\n")
-
-            do_GET = do_POST = do_HEAD = do_PUT = do_DELETE = do_OPTIONS = _forward  # noqa: N815
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _make_handler(self, target))
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def _add(self, handler: BaseHTTPRequestHandler) -> Exchange:
+    def add_exchange(self, handler: BaseHTTPRequestHandler) -> Exchange:
+        """Read a request and give it its number."""
         body = _read_body(handler)
         headers = {name.lower(): value for name, value in handler.headers.items()}
         with self._lock:

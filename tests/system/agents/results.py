@@ -1,4 +1,4 @@
-"""The results of sessions in docs/agents.json, from which .ci/docs_pages.py makes the table in docs/clients.md."""
+"""Results of sessions, in docs/agents.json; .ci/docs_pages.py makes a table of them in docs/clients.md."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,9 @@ def record_verdict(client: str, wire: str, version: str, cell: str, verdict: Ver
     """Put the result of one session into the file; what is known of others stays."""
     entries: list[dict[str, Any]] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else []
     known = {(each["client"], each["wire"]): each for each in entries}
-    entry = known.setdefault((client, wire), {"client": client, "wire": wire, "version": version, "cells": {}})
+    entry = known.setdefault(
+        (client, wire), {"client": client, "wire": wire, "version": version, "cells": {}}
+    )
     if entry["version"] != version:
         entry.update(version=version, cells={})
     violations = {rule: len(found) for rule, found in verdict.violations.items()}

@@ -5,15 +5,14 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from tests.system.agents.clients import CLIENTS, Client, Place, install_client, run_client
+from tests.system.agents.clients import CLIENTS, Client, Place, Task, install_client, run_client
 from tests.system.agents.judge import Session, Verdict, judge
-from tests.system.agents.provider import AgentProvider, Counting, fill_workspace, plan_move, write_task
+from tests.system.agents.provider import AgentProvider, Counting, fill_workspace, write_task
 from tests.system.agents.recorder import run_recorder
 from tests.system.agents.results import record_verdict
 from tests.system.black_box import run_proxy
@@ -37,18 +36,23 @@ def _list_clients() -> list[Client]:
 
 
 @pytest.mark.parametrize("counting", _list_chosen("COUNTINGS", [*get_args(Counting)]))
-@pytest.mark.parametrize("is_told", [name == "told" for name in _list_chosen("TOLD", ["told", "learned"])])
+@pytest.mark.parametrize("source", _list_chosen("SOURCES", ["told", "learned"]))
 @pytest.mark.parametrize("window", _list_chosen("WINDOWS", [*WINDOWS]))
 @pytest.mark.parametrize("client", _list_clients(), ids=lambda client: client.id)
 def test_an_agent_works_on_two_tasks_and_notices_nothing(
-    client: Client, window: str, is_told: bool, counting: Counting, tmp_path: Path  # noqa: FBT001
+    client: Client,
+    window: str,
+    source: str,
+    counting: Counting,
+    tmp_path: Path,
 ) -> None:
-    session = run_session(client, WINDOWS[window], counting, is_told=is_told, folder=tmp_path)
+    session = run_session(client, WINDOWS[window], counting, is_told=source == "told", folder=tmp_path)
     verdict = judge(session)
-    cell = f"{window} {'told' if is_told else 'learned'} {counting}"
+    cell = f"{window} {source} {counting}"
     record_verdict(client.name, client.wire, client.version, cell, verdict)
     if verdict.violations:
         keep_bodies(session, tmp_path)
+        (tmp_path / "violations.json").write_text(json.dumps(verdict.violations, indent=1))
     assert verdict.violations == {}, describe(verdict, tmp_path)
 
 
@@ -58,8 +62,9 @@ def run_session(client: Client, window: int, counting: Counting, *, is_told: boo
     for name in ("home", "workspace", "proxy"):
         (folder / name).mkdir()
     fill_workspace(folder / "workspace", client.instructions_file)
-    subprocess.run(["git", "init", "-q"], cwd=folder / "workspace", check=True)
-    provider = AgentProvider(client.tools, window, counting, client.is_step, client.plan or plan_move)
+    provider = AgentProvider(
+        client.tools, folder / "workspace", window, counting, client.is_step, client.plan
+    )
     config: dict[str, Any] = {"store": {"url": f"sqlite:///{folder}/proxy/store.db"}}
     if is_told:
         config["models"] = {"*": {"window": window}}
@@ -73,7 +78,7 @@ def run_session(client: Client, window: int, counting: Counting, *, is_told: boo
             ended = []
             for number in range(2):
                 provider.begin_task(number)
-                ended.append(run_client(client, place, write_task(number + 1), is_resumed=number > 0))
+                ended.append(run_client(client, place, Task(write_task(number + 1), is_resumed=number > 0)))
             with proxy.client() as http:
                 conversations = http.get("/admin/v1/conversations").json()["conversations"]
             return Session(
@@ -85,6 +90,7 @@ def run_session(client: Client, window: int, counting: Counting, *, is_told: boo
                 tuple(ended),
                 conversations,
                 provider.steps,
+                {(folder / "workspace" / "state.txt").read_text().strip(), provider.state},
             )
     finally:
         provider.close()

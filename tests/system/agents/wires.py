@@ -14,6 +14,8 @@ from tests.system.black_box import Reply
 
 BYTES_PER_TOKEN = 4
 SIGNING_KEY = b"the provider's own"
+# Models that take a signed thought back wherever it stands; newer ones only behind what it was made for.
+FREE_THOUGHT_MODELS = ("claude-sonnet-4", "claude-opus-4", "claude-haiku-4")
 CACHE_MARKS = 4  # cache_control marks that a request of Messages may have
 STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache"}
 PIECE_CHARACTERS = 400  # of an answer in one event
@@ -51,7 +53,7 @@ class Wire(Protocol):
         """All texts of an item, results of tools included."""
 
     def list_newest_results(self, body: Any) -> list[str]:
-        """The texts of the tool results at the end of the conversation; empty if it ends otherwise."""
+        """The texts of the tool results at the conversation's end; empty if it ends otherwise."""
 
     def get_max_tokens(self, body: Any) -> int:
         """Output tokens that the request asks for; 0 if it names none."""
@@ -96,13 +98,17 @@ def _stream(events: Sequence[tuple[str, Any]], *, named: bool) -> Reply:
 def _texts_of_parts(content: Any) -> list[str]:
     if isinstance(content, str):
         return [content]
-    return [part["text"] for part in content or [] if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    return [
+        part["text"] for part in content or [] if isinstance(part, dict) and isinstance(part.get("text"), str)
+    ]
 
 
 def _find_pair_faults(calls: Sequence[str], results: Sequence[str], place: str) -> list[str]:
     """Faults of the results that stand behind an answer with calls."""
     faults = [f"{place}: call {each} has no result" for each in calls if each not in results]
-    faults += [f"{place}: result of {each}, which was not called there" for each in results if each not in calls]
+    faults += [
+        f"{place}: result of {each}, which was not called there" for each in results if each not in calls
+    ]
     if len(set(results)) < len(results):
         faults.append(f"{place}: two results of one call")
     return faults
@@ -118,7 +124,8 @@ class ChatWire:
         return [each for each in body["messages"] if each["role"] not in self.privileged]
 
     def get_fixed_part(self, body: Any) -> list[Any]:
-        return [each for each in body["messages"] if each["role"] in self.privileged] + body.get("tools", [])
+        privileged = [each for each in body["messages"] if each["role"] in self.privileged]
+        return [*privileged, *(body.get("tools") or [])]
 
     def list_texts(self, item: Any) -> list[str]:
         return _texts_of_parts(item.get("content"))
@@ -166,9 +173,9 @@ class ChatWire:
         usage = {"prompt_tokens": used_tokens, "completion_tokens": 40, "total_tokens": used_tokens + 40}
         common = {"id": f"chatcmpl-{number}", "created": 1_790_000_000, "model": body["model"]}
         finish = "tool_calls" if move.call else "stop"
-        calls = []
+        calls: list[dict[str, Any]] = []
         if move.call:
-            function = {"name": move.call.name, "arguments": json.dumps(move.call.arguments)}
+            function: dict[str, str] = {"name": move.call.name, "arguments": json.dumps(move.call.arguments)}
             calls = [{"id": f"call_{number}", "type": "function", "function": function}]
         if not body.get("stream"):
             message = {"role": "assistant", "content": move.text, **({"tool_calls": calls} if calls else {})}
@@ -180,8 +187,8 @@ class ChatWire:
         deltas += [{"content": piece} for piece in _split(move.text)]
         for call in calls:
             function = call["function"]
-            begin = {**call, "index": 0, "function": {"name": function["name"], "arguments": ""}}
-            deltas.append({"tool_calls": [begin]})
+            begun = {"name": function["name"], "arguments": ""}
+            deltas.append({"tool_calls": [{**call, "index": 0, "function": begun}]})
             deltas += [
                 {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]}
                 for piece in _split(function["arguments"])
@@ -200,9 +207,13 @@ class ChatWire:
         words = f"This model's maximum context length is {window} tokens. However, "
         if asked_tokens:
             words += f"you requested {used_tokens + asked_tokens} tokens ({used_tokens} in the messages, "
-            words += f"{asked_tokens} in the completion). Please reduce the length of the messages or completion."
+            words += (
+                f"{asked_tokens} in the completion). Please reduce the length of the messages or completion."
+            )
         else:
-            words += f"your messages resulted in {used_tokens} tokens. Please reduce the length of the messages."
+            words += (
+                f"your messages resulted in {used_tokens} tokens. Please reduce the length of the messages."
+            )
         return _openai_error(words, "context_length_exceeded", "messages")
 
     def make_error(self, message: str) -> Reply:
@@ -234,7 +245,7 @@ class ResponsesWire:
         return item.get("role") in self.privileged or item.get("type") == "additional_tools"
 
     def _list_input(self, body: Any) -> list[Any]:
-        given = body["input"]
+        given: str | list[Any] = body["input"]
         return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
     def list_items(self, body: Any) -> list[Any]:
@@ -276,7 +287,7 @@ class ResponsesWire:
                 faults.append(f"input[{k}]: empty message")
             elif kind == "item_reference":
                 faults.append(f"input[{k}]: reference to an item that nobody keeps")
-        first = next(iter(self.list_items(body)), {})
+        first: Any = next(iter(self.list_items(body)), {})
         if first.get("role") != "user":
             faults.append(f"the conversation begins with {first.get('role') or first.get('type')}")
         return faults
@@ -298,13 +309,26 @@ class ResponsesWire:
         if "reasoning.encrypted_content" in (body.get("include") or []):
             owner = f"call_{number}" if move.call else "message"
             sealed = f"{owner}:{_sign(owner)}"
-            output.append({"type": "reasoning", "id": f"rs_{number}", "summary": [], "encrypted_content": sealed})
+            output.append(
+                {"type": "reasoning", "id": f"rs_{number}", "summary": [], "encrypted_content": sealed}
+            )
         part = {"type": "output_text", "text": move.text, "annotations": []}
         output.append(
-            {"type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed", "content": [part]}
+            {
+                "type": "message",
+                "id": f"msg_{number}",
+                "role": "assistant",
+                "status": "completed",
+                "content": [part],
+            }
         )
         if move.call:
-            head = {"id": f"fc_{number}", "call_id": f"call_{number}", "name": move.call.name, "status": "completed"}
+            head = {
+                "id": f"fc_{number}",
+                "call_id": f"call_{number}",
+                "name": move.call.name,
+                "status": "completed",
+            }
             if move.call.freeform is None:
                 arguments = json.dumps(move.call.arguments)
                 output.append({"type": "function_call", "arguments": arguments, **head})
@@ -332,7 +356,9 @@ class ResponsesWire:
 
     @staticmethod
     def _make_stream(events: Sequence[dict[str, Any]]) -> Reply:
-        return _stream([(each["type"], {**each, "sequence_number": k}) for k, each in enumerate(events)], named=True)
+        return _stream(
+            [(each["type"], {**each, "sequence_number": k}) for k, each in enumerate(events)], named=True
+        )
 
     @staticmethod
     def _list_item_events(index: int, item: dict[str, Any]) -> list[dict[str, Any]]:
@@ -429,7 +455,11 @@ class MessagesWire:
             return [content]
         texts: list[str] = []
         for block in content:
-            texts += _texts_of_parts(block["content"]) if block["type"] == "tool_result" else _texts_of_parts([block])
+            texts += (
+                _texts_of_parts(block["content"])
+                if block["type"] == "tool_result"
+                else _texts_of_parts([block])
+            )
         return texts
 
     def list_newest_results(self, body: Any) -> list[str]:
@@ -451,9 +481,10 @@ class MessagesWire:
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         return [{key: value for key, value in block.items() if key != "cache_control"} for block in blocks]
 
-    def _sign_thought(self, messages: Sequence[Any], thinking: str) -> str:
-        """A signature binds a thought to all that preceded it."""
-        before = [[each["role"], self._list_blocks(each)] for each in messages if each["role"] != "system"]
+    def _sign_thought(self, model: str, messages: Sequence[Any], thinking: str) -> str:
+        """A signature binds a thought to all that preceded it, with newer models."""
+        bound = [] if model.startswith(FREE_THOUGHT_MODELS) else messages
+        before = [[each["role"], self._list_blocks(each)] for each in bound if each["role"] != "system"]
         return _sign(before, thinking)
 
     def find_faults(self, body: Any) -> list[str]:
@@ -470,13 +501,13 @@ class MessagesWire:
         for k, message in enumerate([*messages, {"role": "end", "content": []}]):
             if k and message["role"] == messages[k - 1]["role"]:
                 faults.append(f"messages[{k}]: two messages of one role in a row")
-            faults += self._find_block_faults(message, messages[:k], open_calls, f"messages[{k}]")
+            faults += self._find_pairs_and_texts(message, open_calls, f"messages[{k}]")
+            faults += self._find_thought_faults(body["model"], message, messages[:k], f"messages[{k}]")
             open_calls = [each["id"] for each in self._list_blocks(message) if each["type"] == "tool_use"]
         return faults
 
-    def _find_block_faults(
-        self, message: Any, before: Sequence[Any], open_calls: Sequence[str], place: str
-    ) -> list[str]:
+    def _find_pairs_and_texts(self, message: Any, open_calls: Sequence[str], place: str) -> list[str]:
+        """Faults of a message's results, which answer the calls of the message before, and of its texts."""
         blocks = self._list_blocks(message)
         results = [each["tool_use_id"] for each in blocks if each["type"] == "tool_result"]
         faults = _find_pair_faults(open_calls, results, place)
@@ -484,18 +515,22 @@ class MessagesWire:
             faults.append(f"{place}: tool results do not stand first")
         if not blocks and message["role"] != "end":
             faults.append(f"{place}: no content")
-        for block in blocks:
-            if block["type"] == "text" and not block["text"].strip():
-                faults.append(f"{place}: empty text")
-            if block["type"] == "thinking" and block["signature"] != self._sign_thought(before, block["thinking"]):
-                faults.append(f"{place}: invalid signature in thinking block")
+        if any(each["type"] == "text" and not each["text"].strip() for each in blocks):
+            faults.append(f"{place}: empty text")
         return faults
+
+    def _find_thought_faults(self, model: str, message: Any, before: Sequence[Any], place: str) -> list[str]:
+        thoughts = [each for each in self._list_blocks(message) if each["type"] == "thinking"]
+        signed = [
+            self._sign_thought(model, before, each["thinking"]) == each["signature"] for each in thoughts
+        ]
+        return [] if all(signed) else [f"{place}: invalid signature in thinking block"]
 
     def make_answer(self, body: Any, move: Move, number: int, used_tokens: int) -> Reply:
         blocks: list[dict[str, Any]] = []
         if (body.get("thinking") or {}).get("type") in ("enabled", "adaptive"):
             thought = f"I have to think about step {number}."
-            signature = self._sign_thought(body["messages"], thought)
+            signature = self._sign_thought(body["model"], body["messages"], thought)
             blocks.append({"type": "thinking", "thinking": thought, "signature": signature})
         blocks.append({"type": "text", "text": move.text})
         if move.call:
@@ -519,7 +554,9 @@ class MessagesWire:
         for k, block in enumerate(blocks):
             events += self._list_block_events(k, block)
         ended = {"stop_reason": message["stop_reason"], "stop_sequence": None}
-        events.append(("message_delta", {"type": "message_delta", "delta": ended, "usage": {"output_tokens": 40}}))
+        events.append(
+            ("message_delta", {"type": "message_delta", "delta": ended, "usage": {"output_tokens": 40}})
+        )
         events.append(("message_stop", {"type": "message_stop"}))
         return _stream(events, named=True)
 
@@ -549,10 +586,8 @@ class MessagesWire:
     def make_refusal(self, body: Any, window: int, used_tokens: int, asked_tokens: int) -> Reply:
         words = f"prompt is too long: {used_tokens} tokens > {window} maximum"
         if asked_tokens:
-            words = (
-                f"input length and `max_tokens` exceed context limit: {used_tokens} + {asked_tokens} > {window}, "
-                "decrease input length or `max_tokens` and try again"
-            )
+            words = f"input length and `max_tokens` exceed context limit: {used_tokens} + {asked_tokens}"
+            words += f" > {window}, decrease input length or `max_tokens` and try again"
         return self.make_error(words)
 
     def make_error(self, message: str) -> Reply:
