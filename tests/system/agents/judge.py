@@ -98,7 +98,10 @@ def judge(session: Session) -> Verdict:
     if fixed <= LARGE_FIXED_SHARE * session.window and summaries * REQUESTS_PER_SUMMARY > len(steps):
         verdict.add("summary calls", [f"{summaries} for {len(steps)} requests"])
     if refusals > 1:
-        verdict.add("refusals", [f"{refusals} requests were refused as too long"])
+        listed = [each for each in session.forwarded if each.is_too_long]
+        verdict.add(
+            "refusals", [f"{each.kind} of {each.tokens} tokens, for {each.exchange}" for each in listed]
+        )
     verdict.add("bytes and status", _find_alterations(session))
     return verdict
 

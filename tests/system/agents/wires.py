@@ -292,14 +292,13 @@ class ResponsesWire:
             faults.append(f"the conversation begins with {first.get('role') or first.get('type')}")
         return faults
 
-    @staticmethod
-    def _find_reasoning_faults(item: Any, following: Sequence[Any], place: str) -> list[str]:
+    def _find_reasoning_faults(self, item: Any, following: Sequence[Any], place: str) -> list[str]:
         """Reasoning stands right before the items that it was made with."""
         sealed = item.get("encrypted_content") or ""
         owner, _, signature = sealed.rpartition(":")
         if signature != _sign(owner):
             return [f"{place}: the encrypted content could not be verified"]
-        ids = [each.get("call_id", "message") for each in following]
+        ids = [each.get("call_id", "message") for each in following if each.get("type") not in self.results]
         if owner not in ids:
             return [f"{place}: reasoning was provided without its required following item"]
         return []
