@@ -69,6 +69,7 @@ class Client:
         instructions_file: The project's file of instructions that it reads.
         error_lines: What lines of its output begin with that tell of an error.
         is_step: Tells a step of the session from a side call; None: what has tools is one.
+        newest_marks: How messages begin that are as new as the newest, wherever they stand.
         typed: What is typed into it for a task.
     """
 
@@ -81,6 +82,7 @@ class Client:
     instructions_file: str = "AGENTS.md"
     error_lines: tuple[str, ...] = ("error", "api error", "traceback", "unhandled")
     is_step: Callable[[Any], bool] | None = None
+    newest_marks: tuple[str, ...] = ()
     plan: Plan = plan_move
     typed: Callable[[str], str] = lambda _: ""
 
@@ -244,7 +246,9 @@ def _make_opencode(wire: str) -> Client:
             "options": {"baseURL": f"{place.url}/v1", "apiKey": KEY},
             "models": {model: {}},
         }
-        place.write_home(".config/opencode/opencode.json", {"provider": {"compaction-proxy": provider}})
+        place.write_home(
+            ".config/opencode/opencode.json", {"lsp": False, "provider": {"compaction-proxy": provider}}
+        )
 
     def command(place: Place, task: Task) -> Sequence[str]:
         resume = ["--continue"] if task.is_resumed else []
@@ -373,12 +377,14 @@ def _make_continue(wire: str) -> Client:
             read=lambda path: Call("Read", {"filepath": path}),
             shell=lambda command: Call("Bash", {"command": command}),
             edit=lambda path, old, new: Call(
-                "Edit", {"file_path": path, "old_string": old, "new_string": new}
+                "MultiEdit", {"file_path": path, "edits": [{"old_string": old, "new_string": new}]}
             ),
         ),
         command,
         configure,
         lambda _: {"CONTINUE_TELEMETRY_ENABLED": "0", "CONTINUE_CLI_ENABLE_TELEMETRY": "0"},
+        # It shortens a conversation by itself once that has 80 % of 128,000 tokens.
+        is_step=lambda body: "Please provide a concise summary of our conversation" not in json.dumps(body),
     )
 
 
@@ -471,6 +477,7 @@ def _make_aider(wire: str) -> Client:
         instructions_file="CONVENTIONS.md",
         error_lines=("litellm.", "error", "traceback"),
         is_step=_is_aider_step,
+        newest_marks=("I have *added these files to the chat*",),
         plan=_plan_aider,
         typed=_type_into_aider,
     )

@@ -175,10 +175,14 @@ def _join_texts(wire: Wire, body: Any) -> str:
     return "\n".join(text for item in wire.list_items(body) for text in wire.list_texts(item))
 
 
-def _list_newest_texts(wire: Wire, body: Any) -> list[str]:
+def _list_newest_texts(session: Session, body: Any) -> list[str]:
     """The newest tool results; where the request ends otherwise, the texts of its last message."""
-    texts = wire.list_newest_results(body) or wire.list_texts(wire.list_items(body)[-1])
-    return [text for text in texts if text.strip()]
+    wire = WIRES[session.client.wire]
+    items = wire.list_items(body)
+    texts = wire.list_newest_results(body) or wire.list_texts(items[-1])
+    marks = session.client.newest_marks
+    fresh = [text for item in items for text in wire.list_texts(item) if marks and text.startswith(marks)]
+    return [text for text in (*texts, *fresh) if text.strip()]
 
 
 def _size_of_fixed(session: Session, body: Any) -> int:
@@ -194,7 +198,7 @@ def _find_losses(session: Session, steps: Sequence[Step]) -> Iterator[str]:
     for exchange, sent, forwarded in steps:
         wire = WIRES[session.client.wire]
         before, after = _join_texts(wire, sent), _join_texts(wire, forwarded)
-        results = _list_newest_texts(wire, sent)
+        results = _list_newest_texts(session, sent)
         tasks = [task for task in (write_task(1), write_task(2)) if task in before]
         need = _size_of_fixed(session, sent) + sum(map(len, (*tasks, *results))) // BYTES_PER_TOKEN
         place = f"request {exchange.number} ({exchange.compaction_status}, {need} needed)"

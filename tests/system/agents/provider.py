@@ -11,15 +11,15 @@ import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import brotli
 
-from tests.system.agents.recorder import EXCHANGE_HEADER
-from tests.system.agents.wires import WIRES, Call, Move, Wire, count_tokens
+from tests.system.agents.recorder import EXCHANGE_HEADER, Exchange
+from tests.system.agents.wires import WIRES, Call, Move, Wire, begins_with_user, count_tokens
 from tests.system.black_box import Provider, Received, Reply
 
 if sys.version_info >= (3, 14):
@@ -176,6 +176,7 @@ class AgentProvider:
         url: Base URL, without /v1.
         forwarded: The requests with a conversation so far, oldest first.
         steps: Steps of the session that were answered.
+        exchanges: The client's own requests, once it is known who records them.
         last_step: The step with which the task under way ends.
         state: What state.txt holds once the client has made the edits that it was asked for.
     """
@@ -190,6 +191,7 @@ class AgentProvider:
         plan: Plan = plan_move,
     ) -> None:
         self.forwarded: list[Forwarded] = []
+        self.exchanges: Sequence[Exchange] = ()
         self.steps = 0
         self.last_step = REQUESTS_PER_TASK - 1
         self._tools, self._workspace, self._plan = tools, workspace, plan
@@ -225,12 +227,12 @@ class AgentProvider:
         text = decode(raw, request.headers.get("content-encoding", ""))
         body = json.loads(text)
         kind = self._find_kind(wire, body)
-        faults = tuple(wire.find_faults(body)) if kind == "step" else ()
         tokens = count_tokens(text)
         asked = wire.get_max_tokens(body) if self._counting == "sum" else 0
         is_too_long = tokens + asked > self._window
         number = None if kind == "summary" else request.headers.get(EXCHANGE_HEADER)
         exchange = None if number is None else int(number)
+        faults = self._find_faults(wire, body, exchange) if kind == "step" else ()
         self.forwarded.append(Forwarded(kind, exchange, text, raw, tokens, faults, is_too_long))
         if is_too_long:
             return wire.make_refusal(body, self._window, tokens, asked)
@@ -238,6 +240,16 @@ class AgentProvider:
             return wire.make_error("; ".join(faults))
         self._numbers += 1
         return wire.make_answer(body, self._make_move(kind, wire, body), self._numbers, tokens)
+
+    def _find_faults(self, wire: Wire, body: Any, exchange: int | None) -> tuple[str, ...]:
+        """What is invalid; a conversation begins with the user wherever the client's own does."""
+        faults = wire.find_faults(body)
+        if self.exchanges and exchange is not None and not begins_with_user(wire, body):
+            client = self.exchanges[exchange]
+            own = json.loads(decode(client.body, client.headers.get("content-encoding", "")))
+            if begins_with_user(wire, own):
+                faults.append("the conversation does not begin with the user any more")
+        return tuple(faults)
 
     def _find_kind(self, wire: Wire, body: Any) -> Kind:
         last = wire.list_items(body)[-1:]

@@ -73,6 +73,7 @@ def run_session(client: Client, window: int, counting: Counting, *, is_told: boo
             run_proxy(folder / "proxy", f"{provider.url}/v1", config) as proxy,
             run_recorder(proxy.url) as recorder,
         ):
+            provider.exchanges = recorder.exchanges
             place = Place(recorder.url, folder / "home", folder / "workspace", commands)
             client.configure(place)
             ended = []

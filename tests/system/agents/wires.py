@@ -76,6 +76,12 @@ def count_tokens(body: bytes) -> int:
     return len(body) // BYTES_PER_TOKEN
 
 
+def begins_with_user(wire: "Wire", body: Any) -> bool:
+    """Whether the conversation's first message is the user's, as all backends take it."""
+    first: Any = next(iter(wire.list_items(body)), {})
+    return bool(first.get("role") == "user")
+
+
 def _split(text: str) -> list[str]:
     return [text[k : k + PIECE_CHARACTERS] for k in range(0, len(text), PIECE_CHARACTERS)]
 
@@ -164,9 +170,6 @@ class ChatWire:
             privileged_ended |= role not in self.privileged
             if role == "system" and privileged_ended:
                 faults.append(f"messages[{k}]: system message behind the conversation's begin")
-        first = next((each["role"] for each in self.list_items(body)), None)
-        if first != "user":
-            faults.append(f"the conversation begins with {first}")
         return faults
 
     def make_answer(self, body: Any, move: Move, number: int, used_tokens: int) -> Reply:
@@ -287,9 +290,6 @@ class ResponsesWire:
                 faults.append(f"input[{k}]: empty message")
             elif kind == "item_reference":
                 faults.append(f"input[{k}]: reference to an item that nobody keeps")
-        first: Any = next(iter(self.list_items(body)), {})
-        if first.get("role") != "user":
-            faults.append(f"the conversation begins with {first.get('role') or first.get('type')}")
         return faults
 
     def _find_reasoning_faults(self, item: Any, following: Sequence[Any], place: str) -> list[str]:
@@ -489,8 +489,8 @@ class MessagesWire:
     def find_faults(self, body: Any) -> list[str]:
         faults: list[str] = []
         messages = self.list_items(body)
-        if (first := messages[0]["role"] if messages else None) != "user":
-            faults.append(f"the conversation begins with {first}")
+        if not begins_with_user(self, body):
+            faults.append("the conversation begins with an assistant message")
         if messages and messages[-1]["role"] != "user":
             faults.append("the conversation ends with an assistant message")
         marks = json.dumps(body).count('"cache_control": {')
