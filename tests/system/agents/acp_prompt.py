@@ -14,16 +14,16 @@ from typing import Any
 IDS = itertools.count(1)
 
 
-def send(agent: subprocess.Popen[str], message: dict[str, Any]) -> None:
+def send_message(agent: subprocess.Popen[str], message: dict[str, Any]) -> None:
     assert agent.stdin is not None
     agent.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
     agent.stdin.flush()
 
 
-def call(agent: subprocess.Popen[str], method: str, **params: Any) -> dict[str, Any]:
+def call_method(agent: subprocess.Popen[str], method: str, **params: Any) -> dict[str, Any]:
     """Calls a method of the agent and returns its result; what the agent asks meanwhile is answered."""
     number = next(IDS)
-    send(agent, {"id": number, "method": method, "params": params})
+    send_message(agent, {"id": number, "method": method, "params": params})
     assert agent.stdout is not None
     for line in agent.stdout:
         if not line.startswith("{"):
@@ -48,23 +48,25 @@ def answer_agent(agent: subprocess.Popen[str], message: dict[str, Any]) -> None:
         options = message["params"]["options"]
         chosen = next(each for each in options if each["kind"].startswith("allow"))
         outcome = {"outcome": "selected", "optionId": chosen["optionId"]}
-        send(agent, {"id": message["id"], "result": {"outcome": outcome}})
+        send_message(agent, {"id": message["id"], "result": {"outcome": outcome}})
     else:
-        send(agent, {"id": message["id"], "error": {"code": -32601, "message": "not supported"}})
+        send_message(agent, {"id": message["id"], "error": {"code": -32601, "message": "not supported"}})
 
 
 def main(prompt: str, command: list[str]) -> None:
     agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         folder, kept = str(Path.cwd()), Path.home() / ".acp-session"
-        call(agent, "initialize", protocolVersion=1, clientCapabilities={})
+        call_method(agent, "initialize", protocolVersion=1, clientCapabilities={})
         if kept.exists():
             session = kept.read_text()
-            call(agent, "session/load", sessionId=session, cwd=folder, mcpServers=[])
+            call_method(agent, "session/load", sessionId=session, cwd=folder, mcpServers=[])
         else:
-            session = call(agent, "session/new", cwd=folder, mcpServers=[])["sessionId"]
+            session = call_method(agent, "session/new", cwd=folder, mcpServers=[])["sessionId"]
             kept.write_text(session)
-        ended = call(agent, "session/prompt", sessionId=session, prompt=[{"type": "text", "text": prompt}])
+        ended = call_method(
+            agent, "session/prompt", sessionId=session, prompt=[{"type": "text", "text": prompt}]
+        )
         sys.stdout.write(f"\nstop reason: {ended.get('stopReason')}\n")
     finally:
         agent.kill()

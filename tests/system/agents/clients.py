@@ -1,6 +1,9 @@
 """The clients: how each is configured, started and resumed, and how its tools are called."""
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -125,18 +128,24 @@ def run_client(client: Client, place: Place, task: Task) -> Ended:
         "NO_PROXY": "127.0.0.1,localhost",
         **client.environ(place),
     }
-    done = subprocess.run(
+    process = subprocess.Popen(
         client.command(place, task),
         cwd=place.workspace,
         env=variables,
-        input=client.typed(task.text),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=SESSION_LIMIT_S,
-        check=False,
+        start_new_session=True,
     )
-    return Ended(done.returncode, done.stdout)
+    try:
+        output, _ = process.communicate(client.typed(task.text), timeout=SESSION_LIMIT_S)
+    except subprocess.TimeoutExpired as error:
+        return Ended(-1, f"no end within {SESSION_LIMIT_S:.0f} s: {error.output!r}")
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # what the client has left running
+            os.killpg(process.pid, signal.SIGKILL)
+    return Ended(process.returncode, output)
 
 
 def _configure_codex(place: Place) -> None:
@@ -246,6 +255,7 @@ def _make_opencode(wire: str) -> Client:
             "options": {"baseURL": f"{place.url}/v1", "apiKey": KEY},
             "models": {model: {}},
         }
+        # Without language servers, which it would download: an edit waits for them.
         place.write_home(
             ".config/opencode/opencode.json", {"lsp": False, "provider": {"compaction-proxy": provider}}
         )
@@ -383,7 +393,7 @@ def _make_continue(wire: str) -> Client:
         command,
         configure,
         lambda _: {"CONTINUE_TELEMETRY_ENABLED": "0", "CONTINUE_CLI_ENABLE_TELEMETRY": "0"},
-        # It shortens a conversation by itself once that has 80 % of 128,000 tokens.
+        # It shortens a long conversation by itself, by a request with this text and all tools.
         is_step=lambda body: "Please provide a concise summary of our conversation" not in json.dumps(body),
     )
 

@@ -38,7 +38,7 @@ def install_program(name: str) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         for command in _list_commands(entry, folder):
-            _run(name, command, folder, entry.get("python", ""))
+            _run_command(name, command, folder, entry.get("python", ""))
         (folder / "whole").touch()
     return commands
 
@@ -54,7 +54,7 @@ def _list_commands(entry: Any, folder: Path) -> list[list[str]]:
     return [venv, [str(UV), "pip", "install", "-q", "--no-config", "--python", interpreter, *packages]]
 
 
-def _run(name: str, command: list[str], folder: Path, python: str) -> None:
+def _run_command(name: str, command: list[str], folder: Path, python: str) -> None:
     environ = {**os.environ, "UV_PYTHON_DOWNLOADS": "never"}
     if python:
         environ["PYENV_VERSION"] = python  # pyenv, where there is one, hides other versions than its own

@@ -10,8 +10,8 @@ from tests.system.agents.provider import (
     REQUESTS_PER_TASK,
     Counting,
     Forwarded,
-    decode,
-    wire_of,
+    decode_body,
+    find_wire,
     write_instructions,
     write_task,
 )
@@ -75,7 +75,7 @@ class Verdict:
             self.violations[rule] = listed
 
 
-def judge(session: Session) -> Verdict:
+def judge_session(session: Session) -> Verdict:
     """Returns what was wrong in a session, and its figures."""
     verdict = Verdict()
     steps = _pair_steps(session)
@@ -113,18 +113,18 @@ def _pair_steps(session: Session) -> list[Step]:
     """The steps: each with the client's body and the last one that was forwarded for it, both decoded."""
     last = {each.exchange: each for each in session.forwarded if each.kind == "step"}
     return [
-        (exchange, json.loads(_decode(exchange)), json.loads(last[exchange.number].body))
+        (exchange, json.loads(_decode_exchange(exchange)), json.loads(last[exchange.number].body))
         for exchange in session.exchanges
         if exchange.number in last
     ]
 
 
-def _decode(exchange: Exchange) -> bytes:
-    return decode(exchange.body, exchange.headers.get("content-encoding", ""))
+def _decode_exchange(exchange: Exchange) -> bytes:
+    return decode_body(exchange.body, exchange.headers.get("content-encoding", ""))
 
 
 def _carries_conversation(exchange: Exchange) -> bool:
-    return exchange.method == "POST" and wire_of(exchange.path) is not None
+    return exchange.method == "POST" and find_wire(exchange.path) is not None
 
 
 def _find_client_errors(session: Session) -> Iterator[str]:
@@ -230,5 +230,5 @@ def _find_alterations(session: Session) -> Iterator[str]:
         is_same = attempts[-1].raw == exchange.body
         if status in UNCHANGED and not is_same:
             yield f"request {exchange.number}: {status or 'no status'}, but its bytes were altered"
-        if status in ("applied", "reused") and attempts[-1].body == _decode(exchange):
+        if status in ("applied", "reused") and attempts[-1].body == _decode_exchange(exchange):
             yield f"request {exchange.number}: {status}, but its bytes are the client's"

@@ -143,7 +143,7 @@ class Forwarded:
     is_too_long: bool
 
 
-def decode(body: bytes, coding: str) -> bytes:
+def decode_body(body: bytes, coding: str) -> bytes:
     """The bytes behind a content coding."""
     if coding == "zstd":
         return bytes(zstd.decompress(body))
@@ -154,7 +154,7 @@ def decode(body: bytes, coding: str) -> bytes:
     return zlib.decompress(body) if coding == "deflate" else body
 
 
-def wire_of(path: str) -> Wire | None:
+def find_wire(path: str) -> Wire | None:
     """The wire of a request's path; None where it carries no conversation."""
     endings = {"/chat/completions": "chat", "/responses": "responses", "/v1/messages": "messages"}
     name = next((name for end, name in endings.items() if path.partition("?")[0].endswith(end)), None)
@@ -212,7 +212,7 @@ class AgentProvider:
         self._provider.close()
 
     def _answer(self, request: Received) -> Reply:
-        wire = wire_of(request.path) if request.method == "POST" else None
+        wire = find_wire(request.path) if request.method == "POST" else None
         if wire is not None:
             with self._lock:
                 return self._answer_conversation(request, wire)
@@ -224,7 +224,7 @@ class AgentProvider:
 
     def _answer_conversation(self, request: Received, wire: Wire) -> Reply:
         raw = request.body
-        text = decode(raw, request.headers.get("content-encoding", ""))
+        text = decode_body(raw, request.headers.get("content-encoding", ""))
         body = json.loads(text)
         kind = self._find_kind(wire, body)
         tokens = count_tokens(text)
@@ -246,7 +246,7 @@ class AgentProvider:
         faults = wire.find_faults(body)
         if self.exchanges and exchange is not None and not begins_with_user(wire, body):
             client = self.exchanges[exchange]
-            own = json.loads(decode(client.body, client.headers.get("content-encoding", "")))
+            own = json.loads(decode_body(client.body, client.headers.get("content-encoding", "")))
             if begins_with_user(wire, own):
                 faults.append("the conversation does not begin with the user any more")
         return tuple(faults)

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from tests.system.agents.clients import CLIENTS, Client, Place, Task, install_client, run_client
-from tests.system.agents.judge import Session, Verdict, judge
+from tests.system.agents.judge import Session, Verdict, judge_session
 from tests.system.agents.provider import AgentProvider, Counting, fill_workspace, write_task
 from tests.system.agents.recorder import run_recorder
 from tests.system.agents.results import record_verdict
@@ -47,13 +47,13 @@ def test_an_agent_works_on_two_tasks_and_notices_nothing(
     tmp_path: Path,
 ) -> None:
     session = run_session(client, WINDOWS[window], counting, is_told=source == "told", folder=tmp_path)
-    verdict = judge(session)
+    verdict = judge_session(session)
     cell = f"{window} {source} {counting}"
     record_verdict(client.name, client.wire, client.version, cell, verdict)
     if verdict.violations:
         keep_bodies(session, tmp_path)
         (tmp_path / "violations.json").write_text(json.dumps(verdict.violations, indent=1))
-    assert verdict.violations == {}, describe(verdict, tmp_path)
+    assert verdict.violations == {}, describe_verdict(verdict, tmp_path)
 
 
 def run_session(client: Client, window: int, counting: Counting, *, is_told: bool, folder: Path) -> Session:
@@ -113,7 +113,7 @@ def keep_bodies(session: Session, folder: Path) -> None:
         (bodies / f"output-{number}.txt").write_text(ended.output)
 
 
-def describe(verdict: Verdict, folder: Path) -> str:
+def describe_verdict(verdict: Verdict, folder: Path) -> str:
     """The violations in a few lines, and where the bodies are."""
     lines = [f"{verdict.figures}", f"bodies: {folder / 'bodies'}"]
     for rule, found in verdict.violations.items():
