@@ -66,6 +66,12 @@ def test_a_thought_is_refused_behind_another_list() -> None:
     assert wire.find_faults(body) == ["messages[1]: invalid signature in thinking block"]
 
 
+def test_a_thinking_budget_above_max_tokens_is_refused() -> None:
+    wire, body = WIRES["messages"], make_body("messages")
+    body |= {"max_tokens": 2_000, "thinking": {"type": "enabled", "budget_tokens": 2_000}}
+    assert wire.find_faults(body) == ["max_tokens is not greater than thinking.budget_tokens"]
+
+
 def test_encrypted_reasoning_is_refused_once_it_is_altered() -> None:
     wire, body = WIRES["responses"], make_body("responses")
     body["input"][1]["encrypted_content"] += "0"

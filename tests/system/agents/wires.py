@@ -496,6 +496,8 @@ class MessagesWire:
         marks = json.dumps(body).count('"cache_control": {')
         if marks > CACHE_MARKS:
             faults.append(f"{marks} cache_control marks")
+        if (body.get("thinking") or {}).get("budget_tokens", 0) >= body.get("max_tokens", 1):
+            faults.append("max_tokens is not greater than thinking.budget_tokens")
         open_calls: list[str] = []
         for k, message in enumerate([*messages, {"role": "end", "content": []}]):
             if k and message["role"] == messages[k - 1]["role"]:
