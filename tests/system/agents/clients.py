@@ -476,6 +476,7 @@ def _make_aider(wire: str) -> Client:
         resume = ["--restore-chat-history"] if task.is_resumed else []
         quiet = ["--no-check-update", "--no-analytics", "--no-show-model-warnings", "--no-show-release-notes"]
         chosen = ["--model", model, "--yes-always", "--no-gitignore", "--read", "CONVENTIONS.md"]
+        chosen += ["--edit-format", "whole"]  # the script's edits; the default depends on the model
         return [f"{place.commands}/aider", *chosen, *quiet, *resume]
 
     return Client(
