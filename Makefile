@@ -5,13 +5,23 @@ ARGS ?=
 
 UV_RUN := ./.ci/uv run --frozen
 
-.PHONY: demo test lint types bench docs check sbom audit
+.PHONY: demo test test-agents lint types bench docs check sbom audit
 
 demo:
 	@$(UV_RUN) --no-dev compaction-proxy demo
 
 test:
 	@$(UV_RUN) pytest $(ARGS)
+
+# Real agents, installed from npm and PyPI, each in sessions of 80 requests; hours for all of them. Names of agents
+# (codex or codex-responses), WINDOWS (24k), SOURCES (told or learned) and COUNTINGS (prompt or sum) choose a part.
+AGENTS ?= all
+test-agents: export AGENTS := $(AGENTS)
+test-agents: export WINDOWS := $(WINDOWS)
+test-agents: export SOURCES := $(SOURCES)
+test-agents: export COUNTINGS := $(COUNTINGS)
+test-agents:
+	@$(UV_RUN) pytest tests/system/agents $(ARGS); code=$$?; $(UV_RUN) python .ci/docs_pages.py && exit $$code
 
 lint:
 	@$(UV_RUN) ruff check

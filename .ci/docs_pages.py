@@ -2,8 +2,9 @@
 
     uv run python .ci/docs_pages.py
 
-docs/clients.md says what `connect` says and what came of the client suite, docs/operations.md which keys wait
-for a restart, and docs/llms.txt which pages there are. .ci/check_docs.py compares them.
+docs/clients.md says what `connect` says and what came of the client suite and of the agents,
+docs/operations.md which keys wait for a restart, and docs/llms.txt which pages there are.
+.ci/check_docs.py compares them.
 """
 
 # ruff: noqa: INP001 - a script, not a package
@@ -12,7 +13,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -45,7 +46,7 @@ this machine is `host.docker.internal`, and the proxy has to listen on an addres
 
 Without an id the messages themselves tell which conversation it is; some [headers](headers.md) carry one.
 
-<!-- Written by .ci/docs_pages.py from what `connect` knows, and from clients.json. -->
+<!-- Written by .ci/docs_pages.py from what `connect` knows, from clients.json and from agents.json. -->
 """
 # What the client suite runs, in the order of the columns.
 WIRES = ("chat", "responses", "messages")
@@ -65,6 +66,33 @@ something is. The numbers are cases passed on each [wire](wires.md), blank where
 TABLE_FOOT = """
 The [results](clients.json) name each case. `tests/clients` holds the suite; `.ci/run` runs a part of it, and
 `.ci/run --full` all.
+"""
+
+AGENTS_HEAD = """
+## Agents
+
+`make test-agents` runs each of these programs in a session of 80 requests: a loop over its own tools,
+resumed for a second task. The provider is scripted and strict: it refuses broken tool pairs, altered
+signatures, roles out of order and requests that are larger than its window. `told` means that
+`models.*.window` names the window, `learned` that the proxy learns it from a refusal.
+
+A session passes if the client shows no error, no request is invalid, the proxy lists one conversation, and at
+most one request is refused as too long. Task, instructions and newest tool result reach the provider whole
+where they fit; where nothing is compacted, the bytes are the client's. At most one summary call goes out for
+five requests, unless system prompt and tools take more than 60 % of the window.
+
+A cell has two results: first where the provider counts the prompt against its window, then where it counts
+prompt and `max_tokens`. The number is that of summary calls; `-` was not run.
+
+"""
+# The windows that the agents are run with, and how the proxy gets to know them.
+AGENT_COLUMNS = tuple(
+    f"{window} {source}" for window in ("24k", "40k", "128k") for source in ("told", "learned")
+)
+COUNTINGS = ("prompt", "sum")
+AGENTS_FOOT = """
+The [results](agents.json) have all figures. `tests/system/agents` holds the suite, and
+`make test-agents AGENTS=codex,aider WINDOWS=24k` runs a part of it.
 """
 
 
@@ -113,11 +141,49 @@ def tried() -> str:
     return TABLE_HEAD + "".join(rows) + TABLE_FOOT
 
 
+def agent_result(cell: Mapping[str, Any] | None) -> str:
+    """What came of a session, in two words."""
+    if cell is None:
+        return "-"
+    return f"{'fail' if cell['violations'] else 'pass'} {cell['summaries']}"
+
+
+def agent_failures(entry: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each session of an agent that failed."""
+    for name, cell in entry["cells"].items():
+        counts = {**cell["violations"], "refusals": cell["refusals"], "summary calls": cell["summaries"]}
+        words = ", ".join(f"{rule} ({counts[rule]})" for rule in cell["violations"])
+        if words:
+            yield f"- `{entry['client']}`, {entry['wire']}, {name}: {words}\n"
+
+
+def agents() -> str:
+    """The chapter on what came of the agents; empty where they have not been run."""
+    results = DOCS / "agents.json"
+    if not results.exists():
+        return ""
+    entries = json.loads(results.read_text("utf-8"))
+    head = (
+        f"| client | version | wire | {' | '.join(AGENT_COLUMNS)} |\n|{' --- |' * (3 + len(AGENT_COLUMNS))}\n"
+    )
+    rows = []
+    for entry in entries:
+        cells = (
+            ", ".join(agent_result(entry["cells"].get(f"{column} {counting}")) for counting in COUNTINGS)
+            for column in AGENT_COLUMNS
+        )
+        named = [f"`{entry['client']}`", entry["version"], entry["wire"]]
+        rows.append(f"| {' | '.join([*named, *cells])} |\n")
+    failures = "".join(line for entry in entries for line in agent_failures(entry))
+    listed = f"\nWhat failed, and how often in the session:\n\n{failures}" if failures else ""
+    return AGENTS_HEAD + head + "".join(rows) + listed + AGENTS_FOOT
+
+
 def clients_page() -> str:
     """docs/clients.md."""
     lines = (line for name, client in CLIENTS.items() for line in client_chapter(name, client))
     head = CLIENTS_HEAD.replace("FILES", ", ".join(sorted(FILES)))
-    return head + "\n".join(lines) + "\n" + tried()
+    return head + "\n".join(lines) + "\n" + tried() + agents()
 
 
 def waiting_keys() -> str:

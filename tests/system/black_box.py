@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -42,12 +42,16 @@ class Received:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the provider answers. `cut` closes the connection before the declared length is sent."""
+    """What the provider answers. `cut` closes the connection before the declared length is sent.
+
+    `chunks`, where there are any, are sent one by one in place of `body`.
+    """
 
     status: int = 200
     body: bytes = b"{}"
     headers: Mapping[str, str] = field(default_factory=lambda: {"content-type": "application/json"})
     cut: bool = False
+    chunks: Iterable[bytes] = ()
 
 
 Answer = Callable[[Received], Reply]
@@ -107,10 +111,20 @@ class Provider:
                 self.send_response(reply.status)
                 for name, value in reply.headers.items():
                     self.send_header(name, value)
+                if reply.chunks:
+                    self._send_chunks(reply.chunks)
+                    return
                 self.send_header("content-length", str(len(reply.body) + (10 if reply.cut else 0)))
                 self.end_headers()
                 self.wfile.write(reply.body)
                 self.close_connection = self.close_connection or reply.cut
+
+            def _send_chunks(self, chunks: Iterable[bytes]) -> None:
+                self.send_header("transfer-encoding", "chunked")
+                self.end_headers()
+                for chunk in chunks:
+                    self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+                self.wfile.write(b"0\r\n\r\n")
 
             do_GET = do_POST = _serve  # noqa: N815 - the names that http.server calls
 
