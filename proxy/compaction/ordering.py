@@ -1,14 +1,15 @@
 """From a draft to a job: everything that making a round needs, and what to ask the summary model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from proxy.compaction.beside import beside
-from proxy.compaction.brief import Aligned, Brief
+from proxy.compaction.brief import Aligned, Brief, SummaryRoute
 from proxy.compaction.fitting import Ask
 from proxy.compaction.jobs import Job
-from proxy.compaction.planning import Draft, pins_of
+from proxy.compaction.planning import CHARACTERS_A_TOKEN, Draft, pins_of
+from proxy.compaction.portions import Group, shown
 from proxy.compaction.stand_ins import task_text
 from proxy.compaction.view import View
 from proxy.config.model import ModelSettings
@@ -16,11 +17,15 @@ from proxy.core.checkpoint import exact_digest
 from proxy.core.keys import checkpoint_keys
 from proxy.core.language import language
 from proxy.core.places import place_to_be
-from proxy.core.policy import Policy
+from proxy.core.policy import Policy, SummaryShape
 from proxy.core.recall_offer import offered
 from proxy.core.recalled import TOOL_NAME
 from proxy.core.repair import repair
+from proxy.core.tail import chain_records
 from proxy.errors import Unreadable
+
+# One call can read what takes this share of the summary model's window.
+READ_SHARE = 0.7
 
 
 class Ordering:
@@ -96,19 +101,23 @@ class Ordering:
     def _brief(self, view: View, job: Job) -> Brief | None:
         """What to ask the summary model; None where there is nobody to ask."""
         shape, settings = view.policy.summary, view.ask.settings
-        if shape is None or not view.ask.routes:
+        routes = tuple(_with_known_window(each, view) for each in view.ask.routes)
+        if shape is None or not routes:
             return None
         said = job.said
+        groups, earlier = job.groups, _earlier(view, job)
+        if _is_rewritten(view, job) and not _fits_one_call(groups, shape, routes[0], view.ratio):
+            groups, earlier = _replace_by_records(job)
         aligned = Aligned(view.ask.body, repair(view.effective)) if shape.form == "aligned" else None
         return Brief(
             shape=shape,
             instructions=self._instructions(settings, view.policy),
-            groups=job.groups,
+            groups=groups,
             task=task_text(job),
-            earlier=_earlier(view, job),
+            earlier=earlier,
             language=language(each.text for each in said),
             tokens=job.asked,
-            routes=view.ask.routes,
+            routes=routes,
             gauge=view.gauge,
             ratio=view.ratio,
             tenant=view.ask.tenant,
@@ -135,11 +144,38 @@ def _searchable(ask: Ask) -> bool:
     return found.possible and offered(ask.settings, compacted=True, has_tools=has_tools, model=ask.model)
 
 
+def _with_known_window(route: SummaryRoute, view: View) -> SummaryRoute:
+    """The route with what is known of its window, where it asks the conversation's own model."""
+    known = view.budget.window
+    return replace(route, window=known) if route.model == view.ask.model and known < route.window else route
+
+
+def _is_rewritten(view: View, job: Job) -> bool:
+    """Whether the round writes a chain of records anew."""
+    return view.policy.earlier == "freeze" and not job.plan.frozen
+
+
+def _fits_one_call(groups: Sequence[Group], shape: SummaryShape, route: SummaryRoute, ratio: float) -> bool:
+    characters = sum(shown(each, shape) for each in groups)
+    return characters / CHARACTERS_A_TOKEN * ratio <= READ_SHARE * route.window
+
+
+def _replace_by_records(job: Job) -> tuple[tuple[Group, ...], tuple[str, ...]]:
+    """What is to be summarised without what the chain covers already, and the chain's texts for that."""
+    covered = job.earlier.gone if job.earlier else frozenset[int]()
+    records = chain_records(job.earlier) if job.earlier else ()
+    late = tuple(
+        tuple(message for index, message in zip(indices, messages, strict=True) if index not in covered)
+        for indices, messages in zip(job.plan.groups, job.groups, strict=True)
+    )
+    return late, tuple(each.text for each in records)
+
+
 def _earlier(view: View, job: Job) -> tuple[str, ...]:
     """Texts of earlier rounds that the model reads.
 
-    Rounds that stay where they are it does not need; a chain that is written anew is made of the originals.
+    Rounds that stay where they are it does not need. A chain that is written anew is made of the originals
+    if one call can read them.
     """
-    anew = view.policy.earlier == "freeze" and not job.plan.frozen
-    unread = anew or view.policy.earlier == "leave"
+    unread = _is_rewritten(view, job) or view.policy.earlier == "leave"
     return () if unread or view.earlier is None or not view.earlier.summary else (view.earlier.summary,)

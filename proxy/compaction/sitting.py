@@ -14,6 +14,8 @@ from proxy.ports import SummaryCall
 
 # An answer takes at most this share of the summary model's window, whatever was asked for.
 ANSWER_SHARE = 0.25
+# A call, its answer included, takes at most this share of the window: sizes are estimates.
+WINDOW_SHARE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,8 @@ class Sitting:
 
     @property
     def room(self) -> float:
-        """Counted tokens that instructions and prompt may take."""
-        return (self.window - self.answer_tokens) / self.brief.ratio
+        """Counted tokens that instructions and prompt may take, less what the estimate may be wrong by."""
+        return (WINDOW_SHARE * self.window - self.answer_tokens) / self.brief.ratio
 
     async def prompt(self, groups: tuple[Group, ...], shape: SummaryShape) -> str:
         """The data of a call, written beside the loop: it may be megabytes."""

@@ -249,6 +249,8 @@ def _too_long(policy: Policy, earlier: Checkpoint | None, room: Room) -> bool:
     records = chain_records(earlier)
     if room.anew:
         return True
+    if len(records) == 1:  # one record instead of one would be no shorter
+        return False
     most = policy.layout.chain_share * (room.target or room.trigger)
     return len(records) >= policy.layout.rounds or sum(each.tokens for each in records) > most
 
