@@ -16,7 +16,7 @@ from proxy.core.planner import Fill, Plan, gained, plan, unchanged, with_edits
 from proxy.core.policy import STRATEGIES, Limit, Policy
 from proxy.core.render import render, stand_in_text
 from proxy.core.repair import NO_RESPONSE, repair
-from proxy.core.tail import Room
+from proxy.core.tail import Room, chain_records
 from proxy.core.trigger import Row, fired, marks
 
 AsCheckpoint = Callable[[Plan, Sequence[Message], Policy, Checkpoint | None], Checkpoint]
@@ -519,14 +519,16 @@ def test_anchored_after_six_rounds_the_chain_is_written_anew(compacted: Compacti
 
 def test_anchored_over_a_quarter_of_the_target_the_chain_is_written_anew(compacted: Compacting) -> None:
     first = compacted([TASK, *loop(20)], ANCHORED, None, TIGHT)
-    grown = [TASK, *loop(40)]  # the record has 9 tokens
+    second = compacted([TASK, *loop(40)], ANCHORED, first, TIGHT)
+    size = sum(each.tokens for each in chain_records(second))
 
-    def frozen(target: int) -> tuple[int, int]:
-        found = planned(grown, ANCHORED, first, replace(TIGHT, target=target))
+    def frozen(earlier: Checkpoint, target: int) -> int:
+        found = planned([TASK, *loop(60)], ANCHORED, earlier, replace(TIGHT, target=target))
         assert found is not None
-        return found.frozen, found.fresh[0]
+        return found.frozen
 
-    assert (frozen(36), frozen(35)) == ((1, 37), (0, 1))
+    assert (frozen(second, 4 * size), frozen(second, 4 * size - 1)) == (2, 0)
+    assert frozen(first, 1) == 1  # one record instead of one would be no shorter
 
 
 def test_anchored_edits_inside_what_is_taken_disappear_and_later_ones_stay(
