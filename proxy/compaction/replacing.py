@@ -28,7 +28,7 @@ from proxy.wishes import Wishing
 
 # A waiting client gives at most this share of its patience to a summary.
 PATIENCE_SHARE = 0.25
-# A round that was made ahead of need is put in force if it brings the request down to this share of T.
+# A round that is ready is put in force if it brings what rounds can remove down to this share of it.
 READY_SHARE = 0.75
 # Longest wait for a round that asks no model, in seconds: it may wait for the lease of a dead replica.
 PLAIN_S = 30.0
@@ -292,7 +292,8 @@ class Replacing:
 
 def _suffices(ready: View, view: View) -> bool:
     """Whether a round that was made ahead of need brings the request down far enough."""
-    return ready.size(ready.effective) <= READY_SHARE * view.marks.trigger
+    fixed = min(view.marks.trigger, int(view.fixed * view.ratio))
+    return ready.size(ready.effective) <= fixed + READY_SHARE * (view.marks.trigger - fixed)
 
 
 def _serves(pending: Job, view: View) -> bool:

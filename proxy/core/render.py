@@ -58,7 +58,7 @@ def _gathered(
             (head if index < end or not rest else rest).append(message)
             continue
         if message.instruction is not None:
-            (rest or head).append(message)
+            rest.append(message)
             continue
         if (k := starts.get(index)) is not None:
             rest.extend(stand_ins[k])

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from proxy.core.message import Instruction, Message
 from proxy.dialects import long_json
 from proxy.dialects.json_slices import elements, members
+from proxy.dialects.shortening import encoded
 from proxy.errors import Unreadable
 
 INSTRUCTIONS: Final = "instructions"
@@ -259,9 +260,7 @@ def _read_content(raw: bytes) -> str | list[Any]:
         fields = long_json.value(raw)
     except Unreadable:
         return ""
-    if not isinstance(fields, dict) or "id" in fields:  # an id names one message only
-        return ""
-    content = fields.get("content")
+    content = fields.get("content") if isinstance(fields, dict) else ""
     return content if isinstance(content, str | list) else ""
 
 
@@ -285,6 +284,10 @@ def _find_instruction(text: str, client: str, *, is_first: bool) -> Instruction 
 def _cut_parts(raw: bytes, kinds: Sequence[Instruction | None]) -> Iterator[tuple[bytes, Instruction | None]]:
     place = members(raw)["content"]
     parts = elements(raw[place.start : place.stop])
+    fields = long_json.value(raw)
+    if fields.pop("id", None) is not None:  # an id names one message only
+        raw = encoded(fields | {"content": ""})
+        place = members(raw)["content"]
     own = [k for k, kind in enumerate(kinds) if kind is None]
     for k, kind in enumerate(kinds):
         if kind is None and k != own[-1]:

@@ -1,9 +1,11 @@
 """Where stand-ins and privileged messages end up, and how a text is shortened."""
 
+from dataclasses import replace
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.message import Message, Span
+from proxy.core.message import Instruction, Message, Span
 from proxy.core.policy import CHAINED, FULL, SPLIT, Frame
 from proxy.core.render import excerpt, render, stand_in_text
 
@@ -93,6 +95,14 @@ def test_privileged_messages_move_up_for_what_is_gone_and_not_for_what_is_shorte
     edited = render(listed("usausa"), [Span(0, 2), Span(3, 4)], [[STAND_IN], [STAND_IN]], {3})
 
     assert texts(edited) == ["1", "summary", "3", "4", "summary"]
+
+
+def test_instructions_of_a_project_stay_behind_privileged_messages_that_move_up() -> None:
+    messages = listed("uusaua")
+    instruction = replace(messages[0], instruction=Instruction("claude-code", "instructions"))
+    rendered = render([instruction, *messages[1:]], [Span(1, 2)], [[STAND_IN]])
+
+    assert texts(rendered) == ["2", "0", "1", "summary", "4", "5"]
 
 
 def test_an_excerpt_keeps_head_and_tail_and_says_what_is_missing() -> None:

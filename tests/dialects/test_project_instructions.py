@@ -103,6 +103,17 @@ def test_a_client_is_known_by_how_its_system_prompt_begins(client: str) -> None:
     assert find_client_by_members([]) == ""
 
 
+def test_parts_of_a_message_with_an_id_do_not_share_it() -> None:
+    raw = json.dumps({"type": "message", "id": "msg_1", **user(AGENTS, PLACE)}).encode()
+    divided = divide(Message(role="user", raw=raw), "codex", is_first=True)
+
+    assert [kind.kind if kind else "" for _, kind in divided] == ["instructions", "environment"]
+    assert [json.loads(piece) for piece, _ in divided] == [
+        {"type": "message", **user(AGENTS)},
+        {"type": "message", **user(PLACE)},
+    ]
+
+
 @pytest.mark.parametrize("dialect", [CHAT, MESSAGES, RESPONSES])
 async def test_instructions_become_messages_of_their_own_and_go_on_as_they_came(dialect: Dialect) -> None:
     messages = [{"role": "system", "content": "Help."}, user(SKILLS, "First.", CONTEXT, "Second.")]
@@ -148,7 +159,6 @@ async def test_blocks_of_codex_are_told_apart_by_what_they_tell() -> None:
         user(f"{AGENTS}\n{AGENTS}", "Well?"),
         user("[read_file for 'a.md'] Result:", AGENTS, "Go on."),
         user("<user_shell_command>cat a.md</user_shell_command>", AGENTS, "Go on."),
-        {**user(AGENTS, "Go on."), "id": "msg_1"},
         {"role": "user", "content": AGENTS},
         {"role": "user", "content": None},
         {"role": "user", "content": [AGENTS, {"type": "image_url", "image_url": {"url": AGENTS}}]},

@@ -188,9 +188,11 @@ class Shape:
         """A turn of the user, with the instructions before it."""
         user = self.wire.user
         if self.name == "claude-code":
-            return [user(reminder(version), *said)]
+            surroundings = {"role": "system", "content": "# Environment\nThe platform is linux."}
+            return [user(reminder(version), *said), surroundings]
         if self.name == "codex":
-            return [user(agents_md(version), environment(version)), user(*said)]
+            instructions = user(agents_md(version), environment(version))
+            return [{**instructions, "id": "msg_1"}, {**user(*said), "id": "msg_2"}]
         return [user(qwen_context(version)), self.wire.said("Got it. Thanks for the context!"), user(*said)]
 
     @property
@@ -285,6 +287,9 @@ def test_instructions_stay_in_user_role_before_the_task(name: str, running: tupl
     assert len(listed) < len(messages) or "left out" in seen
     with_rules = [each for each in listed if "Rule 0 of version 1" in json.dumps(each)]
     assert [each["role"] for each in with_rules] == ["user"]
+    if name == "claude-code":
+        roles = [each["role"] for each in listed if each["role"] != "system"]
+        assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"] * (len(roles) % 2)
     assert seen.index("Rule 0 of version 1") < seen.index(TASK) < seen.index(SECOND)
     assert seen.count("- Rule 0 of version 1:") == 1  # and no record repeats it
 
