@@ -71,7 +71,7 @@ class CompactedConversations:
     ) -> None:
         self._records = records
         self._listed_for_s = min(LISTED_FOR_S, LISTED_SHARE * ttl_s)
-        self._ttl_s = ttl_s + self._listed_for_s
+        self._ttl_s = ttl_s
         self._now = now
         self._clock = clock
         # By tenant and conversation: when it was last listed, in seconds since the epoch.

@@ -62,7 +62,7 @@ async def test_a_conversation_in_use_is_listed_once_a_day() -> None:
 async def test_a_conversation_is_forgotten_with_its_rounds() -> None:
     scene = Scene()
     await scene.process().add("t", "c_1")
-    scene.time += TTL_S
+    scene.time += TTL_S - DAY_S
     assert (await scene.restarted()).has("t", "c_1")
     await scene.process().add("t", "c_2")  # the list lives on
     scene.time += DAY_S + 1

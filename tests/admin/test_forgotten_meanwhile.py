@@ -19,9 +19,9 @@ from proxy.serving import served
 
 FILLER = "and then we looked at the ledger once more, line by line. " * 4
 LONG, LONGER = 61, 101
-# What was learned of the model and what all have used belong to no conversation; the list of a day names ids
-# until it expires, and nobody is shown one that was deleted.
-OF_NOBODY = {"model", "hours", "writers", "recent"}
+# What was learned of the model and what all have used belong to no conversation; some lists name ids
+# until they expire, and nobody is shown one that was deleted.
+OF_NOBODY = {"model", "hours", "writers", "recent", "compacted"}
 
 
 class Kept(MemoryStore):

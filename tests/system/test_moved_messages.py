@@ -314,8 +314,7 @@ def forwarded_messages(request: Received) -> list[Any]:
 def test_files_that_move_stay_whole_and_rounds_hold(wire: str, sizes: Sizes, tmp_path: Path) -> None:
     with running(tmp_path, sizes) as (proxy, provider), proxy.client() as client:
         played = play(client, provider, Session("one", sizes), WIRES[wire], stream=wire == "chat")
-        proxy.wait_for_quiet()
-        listed = listed_conversations(client)
+        listed = proxy.wait_for(lambda: listed_conversations(client), "a conversation is listed")
     assert played.lost == [], f"{len(played.lost)} texts were not whole"
     assert "applied" in played.statuses, "no round was ever due"
     assert played.statuses.count("applied") <= 4, played.statuses
@@ -355,7 +354,7 @@ def test_a_client_that_only_appends_gets_rounds_that_hold(tmp_path: Path) -> Non
     with running(tmp_path, sizes) as (proxy, provider), proxy.client() as client:
         session = Session("one", sizes, moves=False)
         played = play(client, provider, session, WIRES["chat"])
-        listed = listed_conversations(client)
+        listed = proxy.wait_for(lambda: listed_conversations(client), "a conversation is listed")
     assert not [lost for lost in played.lost if lost.endswith("request")]
     assert 1 <= played.statuses.count("applied") <= 4, played.statuses
     assert "as-of-turn-0 ends" not in played.forwarded[-1], "the files in front stayed out of the rounds"
