@@ -175,6 +175,40 @@ def test_max_tokens_as_large_as_the_window_is_refused_once(
     assert [answer(each).status for each in requests(provider)] == [400] + [200] * 10
 
 
+def test_responses_lowers_max_output_tokens_and_the_budget_of_reasoning(tmp_path: Path) -> None:
+    window = 40_000
+
+    def answer_response(request: Received) -> Reply:
+        if request.method == "GET":
+            return Reply(404)
+        body, used = request.json(), len(request.body) // 4
+        if used + body["max_output_tokens"] > window:
+            return WIRES["chat"].refusal(window, used, body["max_output_tokens"])
+        text = {"type": "output_text", "text": "ok", "annotations": []}
+        message = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed"}
+        usage = {"input_tokens": used, "output_tokens": 1, "total_tokens": used + 1}
+        response = {"id": "resp_1", "object": "response", "status": "completed", "model": body["model"]}
+        return Reply(
+            body=json.dumps({**response, "output": [{**message, "content": [text]}], "usage": usage}).encode()
+        )
+
+    provider = Provider(answer_response)
+    items: list[Any] = []
+    try:
+        with run_proxy(tmp_path, provider.url) as proxy, proxy.client() as client:
+            for step in range(4):
+                items.append({"role": "user", "content": prose(1_000, f"part-{step}")})
+                body = {"model": "sum-40k", "store": False, "input": items, "max_output_tokens": window}
+                reply = client.post("/v1/responses", json={**body, "reasoning": {"max_tokens": window - 1}})
+                assert reply.status_code == 200, reply.text
+                sent = requests(provider)[-1].json()
+                assert reply.headers[HEADER] == str(sent["max_output_tokens"])
+                assert 1_024 <= sent["reasoning"]["max_tokens"] <= sent["max_output_tokens"] - 1_024
+    finally:
+        provider.close()
+    assert [answer_response(each).status for each in requests(provider)] == [400] + [200] * 4
+
+
 @pytest.mark.parametrize("asked", [38_000, 40_000])
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
 def test_the_next_process_gets_no_refusal(kind: str, asked: int, tmp_path: Path) -> None:
