@@ -110,6 +110,10 @@ class Learning:
         known = self._fresh(key) if key in self._known else Learned(Calibration.prior(model))
         return known.window_for(model, configured)
 
+    def is_known(self, tenant: str, origin: str, model: str) -> bool:
+        """Returns whether this process has looked up what is known of a model."""
+        return model_key(tenant, origin, model) in self._known
+
     def calibration(self, tenant: str, origin: str, model: str) -> Calibration:
         """How the upstream counts, as far as this process knows it already."""
         known = self._known.get(model_key(tenant, origin, model))

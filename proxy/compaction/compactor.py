@@ -23,7 +23,7 @@ from proxy.core.calibration import Calibration
 from proxy.core.message import Message
 from proxy.core.repair import alternate, repair, sound
 from proxy.core.trigger import automatic
-from proxy.dialects.body import with_output, write
+from proxy.dialects.body import LEAST_OUTPUT_TOKENS, with_output, without_output, write
 from proxy.dialects.guesses import Mentioned
 from proxy.dialects.overflow import Overflow
 from proxy.errors import CompactionError, SummaryFailed
@@ -34,9 +34,10 @@ from proxy.reading import Reading
 
 # How often a request that was refused as too long is sent again, shorter each time.
 REPLAYS = 2
-# Output that is lowered to what is left keeps this distance, and is not lowered below that, in tokens.
+# Output that is lowered keeps this share of the window free, for the error of estimates. Where too little
+# output would be left, it keeps so many tokens free.
+OUTPUT_MARGIN_SHARE = 0.01
 OUTPUT_MARGIN_TOKENS = 64
-LEAST_OUTPUT_TOKENS = 1_024
 # Where an overflow error names no limit, the request is made this much smaller than what was refused.
 BLIND_SHARE = 0.7
 # Where it says what it counted, little is estimated: what matters may fill this share of the window.
@@ -199,13 +200,14 @@ class Compactor:
 
         Returns the window that the request must fit, and whether only its sum with the output asked for did
         not fit. An error that does not say so may mean it, which is supposed once, and never remembered.
-        Errors may echo the request. So nothing is remembered of a number that stands in it.
+        Errors may echo the request. So nothing is remembered of a number that stands in it, unless it only
+        limits the output there: clients ask for as much output as the window has.
         """
         estimate = refused.estimate
         if not estimate:  # it had passed the gate uncounted
             view = await self._viewer.view(ask)
             estimate = view.counted(view.messages)
-        echoed = Mentioned(ask.body.raw)
+        echoed = Mentioned(without_output(ask.body.raw, ask.body.dialect))
         if overflow.used and overflow.kind != "tpm" and overflow.used not in echoed:
             await self._learning.observed(ask.tenant, ask.origin, ask.model, estimate, overflow.used)
         learned = await self._learning.of(ask.tenant, ask.origin, ask.model)
@@ -346,8 +348,12 @@ def _lower_output(view: View, raw: bytes, messages: Sequence[Message]) -> tuple[
     most, asked = view.budget.sum_limit, view.ask.body.max_output
     if most is None or asked is None or not (view.automatic and view.ask.lower_output):
         return raw, None
-    left = view.budget.window - view.bound(messages) - OUTPUT_MARGIN_TOKENS
-    if not LEAST_OUTPUT_TOKENS <= left < asked:
-        return raw, None
-    lowered = with_output(raw, view.ask.body.dialect, left)
-    return (raw, None) if lowered is raw else (lowered, left)
+    window = view.budget.window
+    left = window - max(view.bound(messages), view.size(messages))
+    for margin in (max(int(OUTPUT_MARGIN_SHARE * window), OUTPUT_MARGIN_TOKENS), OUTPUT_MARGIN_TOKENS):
+        tokens = left - margin
+        if LEAST_OUTPUT_TOKENS <= tokens < asked:
+            lowered = with_output(raw, view.ask.body.dialect, tokens)
+            if lowered is not raw:
+                return lowered, tokens
+    return raw, None

@@ -23,6 +23,9 @@ MAX_MODEL_CHARACTERS = 256
 # Whole numbers of at most so many digits are read without a decoder.
 _DIGITS = 18
 PROBE_TOKENS = 16
+# Output and thinking are not lowered below this, in tokens. Anthropic takes no smaller budget of thinking.
+LEAST_OUTPUT_TOKENS = 1_024
+LEAST_THINKING_TOKENS = 1_024
 _NOT_PROBED = frozenset({"stream", "stream_options", "n"})
 
 
@@ -159,20 +162,53 @@ def probe_body(raw: bytes, dialect: Dialect) -> bytes | None:
 
 
 def with_output(raw: bytes, dialect: Dialect, tokens: int) -> bytes:
-    """Returns a body that asks for so many tokens of output; as it is where its thinking needs more."""
+    """Returns a body that asks for so many tokens of output.
+
+    The budgets of thinking become small enough to leave `LEAST_OUTPUT_TOKENS` of them for the answer. The
+    body is returned as it is where a budget would fall below `LEAST_THINKING_TOKENS`.
+    """
     found = members(raw)
-    if (place := found.get(dialect.members.thinking)) is not None:
-        thinking = small(raw[place.start : place.stop])
-        needed = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
-        if isinstance(needed, int | float) and needed >= tokens:
-            return raw
-    places = sorted((found[key] for key in dialect.members.output if key in found), reverse=True)
-    for place in places:
+    put = dict[Slice, bytes]()
+    for place in _find_budgets(raw, found, dialect):
         asked = small(raw[place.start : place.stop])
-        if isinstance(asked, int) and asked <= tokens:
+        lowered = min(asked, tokens - LEAST_OUTPUT_TOKENS)
+        if lowered < min(asked, LEAST_THINKING_TOKENS):
+            return raw
+        if lowered < asked:
+            put[place] = b"%d" % lowered
+    for place in _find_outputs(found, dialect):
+        asked = small(raw[place.start : place.stop])
+        if not isinstance(asked, int) or asked > tokens:
+            put[place] = b"%d" % tokens
+    return _replace_slices(raw, put)
+
+
+def without_output(raw: bytes, dialect: Dialect) -> bytes:
+    """Returns a body in which null stands for each limit of the output and budget of thinking."""
+    found = members(raw)
+    places = [*_find_outputs(found, dialect), *_find_budgets(raw, found, dialect)]
+    return _replace_slices(raw, dict.fromkeys(places, b"null"))
+
+
+def _find_outputs(found: Mapping[str, Slice], dialect: Dialect) -> list[Slice]:
+    """Returns where the limits of the output stand."""
+    return [found[key] for key in dialect.members.output if key in found]
+
+
+def _find_budgets(raw: bytes, found: Mapping[str, Slice], dialect: Dialect) -> list[Slice]:
+    """Returns where the budgets of thinking stand that are numbers."""
+    places = list[Slice]()
+    for member, key in dialect.members.thinking:
+        outer = found.get(member)
+        if outer is None or raw[outer.start : outer.start + 1] != b"{":
             continue
-        raw = raw[: place.start] + b"%d" % tokens + raw[place.stop :]
-    return raw
+        inner = members(raw[outer.start : outer.stop]).get(key)
+        if inner is None:
+            continue
+        place = Slice(outer.start + inner.start, outer.start + inner.stop)
+        if type(small(raw[place.start : place.stop])) in {int, float}:
+            places.append(place)
+    return places
 
 
 def _max_output(rest: Mapping[str, bytes], dialect: Dialect) -> int | None:
@@ -214,6 +250,13 @@ def spliced(body: Body, suited: Suited) -> bytes:
     if suited.members:
         found = members(raw)
         put |= {found[name]: value for name, value in suited.members.items()}
+    return _replace_slices(raw, put)
+
+
+def _replace_slices(raw: bytes, put: Mapping[Slice, bytes]) -> bytes:
+    """Returns the bytes with others in place of these slices; the same object where there are none."""
+    if not put:
+        return raw
     parts, done = list[bytes](), 0
     for place in sorted(put):
         parts += raw[done : place.start], put[place]

@@ -23,14 +23,15 @@ class Members(NamedTuple):
         output: Say how long an answer may be, in tokens; the first that says so decides.
         prompt: Become prompt tokens beside the conversation.
         telling: Tell whether the body is to be left as it is (`Dialect.left`).
-        thinking: Holds the `budget_tokens` of thinking, which the output must exceed; "" where nothing does.
+        thinking: Hold a budget of thinking, in tokens, which the output must exceed; each with the name of
+            the budget in it.
     """
 
     messages: str
     output: tuple[str, ...]
     prompt: tuple[str, ...]
     telling: tuple[str, ...] = ()
-    thinking: str = ""
+    thinking: tuple[tuple[str, str], ...] = ()
 
 
 class Weighed(NamedTuple):

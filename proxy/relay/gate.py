@@ -179,6 +179,8 @@ class Gate:
         least = mark(rows, spent)
         if least is None:
             return None
+        if output is not None and not self._learning.is_known(tenant, self._origin, model):
+            return _NO_ROOM  # once: another process may have learned that the upstream adds them
         at = marks(rows, spent, policy.soft_share, policy.hard_percent)
         least = min(least, at.soft or least)
         limit = spent.limit if spent.sum_limit is None else min(spent.limit, spent.sum_limit)

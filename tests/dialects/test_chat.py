@@ -340,25 +340,37 @@ def test_less_output_is_asked_for_where_more_was_and_every_other_byte_stays(
     ("fields", "expected"),
     [
         ('"max_completion_tokens":900,"max_tokens":200,', '"max_completion_tokens":300,"max_tokens":200,'),
-        (
-            '"max_tokens":900,"thinking":{"budget_tokens":299},',
-            '"max_tokens":300,"thinking":{"budget_tokens":299},',
-        ),
-        (
-            '"max_tokens":900,"thinking":{"budget_tokens":300},',
-            '"max_tokens":900,"thinking":{"budget_tokens":300},',
-        ),
-        (
-            '"max_tokens":900,"thinking":{"budget_tokens":3e2},',
-            '"max_tokens":900,"thinking":{"budget_tokens":3e2},',
-        ),
     ],
 )
-def test_less_output_is_never_more_than_was_asked_for_nor_less_than_thinking_needs(
-    fields: str, expected: str
-) -> None:
+def test_less_output_is_never_more_than_was_asked_for(fields: str, expected: str) -> None:
     raw = '{%s"messages":[{"role":"user","content":"Hello"}]}'
     assert with_output((raw % fields).encode(), CHAT, 300) == (raw % expected).encode()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ('"thinking":{"budget_tokens":8000}', '"thinking":{"budget_tokens":3976}'),
+        ('"thinking": { "type":"enabled", "budget_tokens" : 8e3 }', None),
+        ('"reasoning":{"max_tokens":8000}', '"reasoning":{"max_tokens":3976}'),
+        ('"thinking":{"budget_tokens":3976}', '"thinking":{"budget_tokens":3976}'),
+        ('"thinking":{"budget_tokens":"8000"}', '"thinking":{"budget_tokens":"8000"}'),
+        ('"thinking":{"budget_tokens":true}', '"thinking":{"budget_tokens":true}'),
+        ('"thinking":null,"reasoning":"max_tokens"', '"thinking":null,"reasoning":"max_tokens"'),
+    ],
+)
+def test_the_budget_of_thinking_leaves_room_for_the_answer(given: str, expected: str | None) -> None:
+    raw = '{"max_tokens":%d,%s,"messages":[{"role":"user","content":"Hello"}]}'
+    expected = given.replace("8e3", "3976") if expected is None else expected
+    assert with_output((raw % (9_000, given)).encode(), CHAT, 5_000) == (raw % (5_000, expected)).encode()
+
+
+@pytest.mark.parametrize(("tokens", "is_lowered"), [(2_047, False), (2_048, True)])
+def test_nothing_is_lowered_where_thinking_and_answer_would_not_both_fit(
+    tokens: int, *, is_lowered: bool
+) -> None:
+    raw = b'{"max_tokens":9000,"thinking":{"budget_tokens":8000},"messages":[]}'
+    assert (with_output(raw, CHAT, tokens) is not raw) == is_lowered
 
 
 def test_a_probe_asks_for_sixteen_tokens_of_the_same_prompt_unstreamed() -> None:

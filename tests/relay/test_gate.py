@@ -223,8 +223,17 @@ async def test_every_model_that_a_body_names_must_have_room(
 async def test_what_the_answer_may_take_is_set_aside(
     entrance: Entrance, members: dict[str, Any], expected: str
 ) -> None:
+    await entrance.learning.of(TENANT, ORIGIN, "large")
     body = sized(model="large", **members).ljust(45_000)  # close to the soft mark of `large`
     assert verdict(entrance, body) == expected
+
+
+async def test_the_first_request_that_limits_its_output_is_read(entrance: Entrance) -> None:
+    body = sized(model="large", max_tokens=10)
+    assert verdict(entrance, sized(model="large")) == "passes"
+    assert verdict(entrance, body) == "is read"  # another process may know that the upstream adds them
+    await entrance.learning.of(TENANT, ORIGIN, "large")
+    assert verdict(entrance, body) == "passes"
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])

@@ -56,7 +56,7 @@ CHAT = Dialect(
         messages="messages",
         output=("max_completion_tokens", "max_tokens"),
         prompt=("tools", "functions", "response_format"),
-        thinking="thinking",
+        thinking=(("thinking", "budget_tokens"), ("reasoning", "max_tokens")),
     ),
     listed=_listed,
     left=_never_left,

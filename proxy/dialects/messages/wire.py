@@ -123,7 +123,7 @@ MESSAGES = Dialect(
         output=("max_tokens",),
         prompt=("system", "tools"),
         telling=("context_management", "compaction", "thread"),
-        thinking="thinking",
+        thinking=(("thinking", "budget_tokens"),),
     ),
     listed=_listed,
     left=_left,

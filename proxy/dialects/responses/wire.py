@@ -56,6 +56,7 @@ RESPONSES = Dialect(
         output=("max_output_tokens",),
         prompt=("instructions", "tools", "text"),
         telling=("previous_response_id", "conversation", "context_management"),
+        thinking=(("reasoning", "max_tokens"),),
     ),
     listed=listed,
     left=left,
