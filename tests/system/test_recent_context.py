@@ -75,7 +75,7 @@ def test_the_newest_results_stay_whole_beside_a_large_fixed_part(tmp_path: Path)
     # Usable is 30,000 and T 27,000: a fifth of what T leaves beside the fixed part is 1,800 tokens.
     session = play(tmp_path, 40_000, 18_000, 300, 90)
     assert "applied" in session.statuses
-    assert min(session.whole[5:]) >= 3
+    assert min(session.whole[5:]) >= 3, (session.whole, session.statuses)
 
 
 @pytest.mark.parametrize("fixed", [3_000, 9_000])
