@@ -273,18 +273,16 @@ def test_an_encoded_body_costs_little_more_than_decoding_and_the_plain_body(
 
 def test_while_large_bodies_are_decoded_the_event_loop_is_not_held(proxy: Proxy) -> None:
     """60 MB take a decoder a multiple of what a step of the loop may take."""
-    sent = {"gzip": gzip.compress(b" " * 60 * MB), "zstd": zstd.compress(b" " * 60 * MB)}
-    longest, decoding = [], []
+    body = b"x" + b" " * (60 * MB - 1)  # the first byte shows that it is no JSON: reading it takes no time
+    sent = {"gzip": gzip.compress(body), "zstd": zstd.compress(body)}
+    longest = []
     for _ in range(3):
         with proxy.watch_loop() as held:
             for coding, content in sent.items():
                 got = post(proxy, CHAT, content, coding, "held")
                 assert got.headers["x-compaction-reason"] == "not-json"  # it was decoded, and read
         longest.append(max(held))
-        began = time.thread_time()
-        gzip.decompress(sent["gzip"])
-        decoding.append(time.thread_time() - began)
-    assert min(longest) < max(0.1, *decoding)
+    assert min(longest) < 0.1, longest
 
 
 def read_report(answer: httpx.Response) -> Any:
