@@ -126,10 +126,10 @@ class Gate:
             tenant: Whose it is.
             conversation: Of which conversation, if that is known.
         """
-        if self._awaited(tenant, conversation, raw):
-            return False
         size = len(raw)
-        if size > MAX_BYTES or not 0 < len(models) <= MAX_MODELS or has_media(raw):
+        if size > MAX_BYTES or self._awaited(tenant, conversation, raw):
+            return False
+        if not 0 < len(models) <= MAX_MODELS or has_media(raw):
             return False
         if size <= min([self._sure_size(tenant, model) for model in models]):
             return True
