@@ -107,14 +107,14 @@ class View:
     def marks(self) -> Marks:
         """Where things happen, calibrated."""
         policy = self.policy
-        if not self._outside:
+        if not self._fixed_size:
             return self.terms.marks
         return marks(
-            self.terms.rows, self.budget, policy.soft_share, policy.hard_percent, fixed=self._outside
+            self.terms.rows, self.budget, policy.soft_share, policy.hard_percent, fixed=self._fixed_size
         )
 
     @kept
-    def _outside(self) -> int:
+    def _fixed_size(self) -> int:
         """Calibrated tokens that percentages of usable are not about: what no round removes."""
         percent = self.policy.layout is not None and any(row.percent for row in self.terms.rows)
         return int(self.fixed / self._scale) if percent and self._scale else 0
@@ -153,14 +153,14 @@ class View:
         return frozenset(index for index in (latest, task) if index is not None)
 
     @property
-    def _moving(self) -> frozenset[int]:
+    def _moving_indices(self) -> frozenset[int]:
         """Indices of what the client moves."""
         return frozenset(range(len(self.body) - self.moving, len(self.body)))
 
     @kept
-    def _moved(self) -> int:
+    def _moving_tokens(self) -> int:
         """Counted tokens of what the client moves beside what `fixed` counts."""
-        return sum(self.body[index].tokens for index in self._moving - self._stay)
+        return sum(self.body[index].tokens for index in self._moving_indices - self._stay)
 
     @kept
     def room(self) -> Room:
@@ -170,9 +170,9 @@ class View:
             trigger=self.trigger,
             target=None if target is None else int(target * self._scale),
             size=self.counted(self.effective),
-            fixed=self.fixed + self._moved if self.policy.layout else 0,
+            fixed=self.fixed + self._moving_tokens if self.policy.layout else 0,
             growth=int(self.growth * self._scale),
-            stay=self._moving | self._stay if self.policy.layout else frozenset(),
+            stay=self._moving_indices | self._stay if self.policy.layout else frozenset(),
             moving=self.moving,
         )
 
@@ -269,7 +269,7 @@ class View:
         if terms.least is None or size < terms.least or self.held_back:
             return None
         more = gained(self.body, self.earlier) if terms.counts else NOTHING_GAINED
-        row = fired(terms.rows, size, more, self.budget, self._outside)
+        row = fired(terms.rows, size, more, self.budget, self._fixed_size)
         if row is None:
             return None
         return ",".join(row.named)
