@@ -13,6 +13,8 @@ from typing import Any, Self
 
 import redis
 
+from tests.free_ports import find_free_port
+
 START_LIMIT_S = 60.0
 CLUSTER_LIMIT_S = 60.0
 SENTINEL_LIMIT_S = 60.0
@@ -38,14 +40,6 @@ def executable() -> str:
     return str(next(Path(spec.origin).parent.rglob("valkey-server")))
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 class RedisServer:
     """A server that keeps nothing on disk.
 
@@ -55,12 +49,16 @@ class RedisServer:
     """
 
     def __init__(self, directory: Path, *options: str, port: int = 0) -> None:
-        self.port = port or free_ports(1)[0]
+        self.port = port or find_free_port()
         self.directory = directory
         self.options = options
         self.admin: Any = redis.Redis(port=self.port, socket_timeout=10)
         self._process: subprocess.Popen[bytes] | None = None
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def url(self) -> str:
@@ -88,8 +86,11 @@ class RedisServer:
                     if connection.recv(100)[:5] in {b"+PONG", b"-NOAU"}:
                         return
             except OSError:
-                assert time.monotonic() < limit, "the server does not start"
-            time.sleep(0.005)
+                ended = self._process is not None and self._process.poll() is not None
+                log = (self.directory / f"{self.port}.log").read_text(errors="replace")
+                assert not ended, f"the server ended: {log[-2000:]}"
+                assert time.monotonic() < limit, f"the server does not start: {log[-2000:]}"
+            time.sleep(0.02)
 
     def kill(self) -> None:
         if self._process is not None:
@@ -189,7 +190,7 @@ class Cluster:
     def __init__(self, directory: Path, masters: int = 3) -> None:
         self.masters: list[RedisServer] = []
         for _ in range(masters):
-            port, bus = free_ports(2)
+            port, bus = find_free_port(), find_free_port()
             options = [
                 "--cluster-enabled", "yes", "--cluster-config-file", f"{port}.conf",
                 "--cluster-port", str(bus), "--cluster-node-timeout", "2000",

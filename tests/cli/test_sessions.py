@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import stat
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 from typer.testing import Result
 
 import proxy
+from tests.free_ports import find_free_port
 from tests.scripted_admin import Scripted
 
 ID = "c_" + "ab12" * 6
@@ -152,8 +152,7 @@ def test_search_quotes_phrases_and_fails_where_nothing_is_found(script: Scripted
 
 
 def test_where_nothing_listens_one_line_says_so(run: Run) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = find_free_port()
     done = run("sessions", "list", COMPACTION_PROXY__SERVER__PORT=str(port))
     assert (done.exit_code, done.stdout) == (1, "")
     expected = f"http://127.0.0.1:{port}: nothing listens there; start it with `compaction-proxy serve`\n"

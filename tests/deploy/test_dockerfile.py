@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -24,6 +23,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from tests.free_ports import find_free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 UID = 10001
@@ -274,12 +275,6 @@ def command_line(ground: Ground, *arguments: str) -> list[str]:
     return ["setpriv", *user, "--bounding-set=-all", "--inh-caps=-all", *command]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
-
-
 @contextmanager
 def serving(ground: Ground, port: int, scratch: Path) -> Iterator[subprocess.Popen[str]]:
     """The image's server. HOME is not set, and the root cannot be written to."""
@@ -313,7 +308,7 @@ def wait_until_ready(url: str, process: subprocess.Popen[str]) -> float:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_steps_end_in_a_server_that_runs_unprivileged_on_a_read_only_root(built: Ground) -> None:
-    port = free_port()
+    port = find_free_port()
     scratch = Path(tempfile.mkdtemp())
     os.chown(scratch, built.owner, -1)
     with serving(built, port, scratch) as process:

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import time
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,6 +18,7 @@ import pytest
 
 from proxy.demo.provider import AGENT_MODEL, Provider, Settings
 from proxy.serving import served
+from tests.free_ports import find_free_port
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 CHUNK_S = 0.1
@@ -77,12 +77,6 @@ FRONTS = {
 }
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
-
-
 async def accepts(port: int, process: Process) -> None:
     """Wait until something listens."""
     async with asyncio.timeout(60):
@@ -103,7 +97,7 @@ async def before(url: str, front: Front, folder: Path) -> AsyncIterator[str]:
     program = shutil.which(front.program, path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
         pytest.skip(f"needs {front.program}")
-    port = free_port()
+    port = find_free_port()
     text = front.shipped.read_text(encoding="utf-8")
     ours, listens = re.subn(r"(?m)(listen |^:)8080", rf"\g<1>{port}", text)
     ours, reaches = re.subn(r"127\.0\.0\.1:4141", url.removeprefix("http://"), ours)

@@ -14,7 +14,8 @@ import redis
 from proxy.adapters.redis_store import RedisStore
 from proxy.adapters.redis_url import parse
 from proxy.storage.records import Item, Records
-from tests.redis_servers import Cluster, RedisServer, free_ports
+from tests.free_ports import find_free_port
+from tests.redis_servers import Cluster, RedisServer
 
 DAY_S = 86400.0
 BACK_LIMIT_S = 60.0
@@ -157,7 +158,7 @@ async def test_a_replica_that_takes_a_lost_masters_place_is_found_and_has_what_w
     cluster: Cluster, tmp_path: Path, end: str
 ) -> None:
     told: list[str] = []
-    port, bus = free_ports(2)
+    port, bus = find_free_port(), find_free_port()
     first = cluster.masters[0]
     options = [
         "--cluster-enabled",

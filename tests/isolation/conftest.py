@@ -14,7 +14,7 @@ import pytest
 import redis
 
 import proxy
-from tests.redis_servers import free_ports
+from tests.free_ports import find_free_port
 
 ROOT = Path(proxy.__file__).parent.parent
 START_LIMIT_S = 60.0
@@ -110,7 +110,7 @@ class Proxy:
 
     folder: Path
     environ: dict[str, str]
-    port: int = field(default_factory=lambda: free_ports(1)[0])
+    port: int = field(default_factory=find_free_port)
     process: asyncio.subprocess.Process | None = None
 
     @property

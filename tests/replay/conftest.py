@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ from typing import Any
 
 import httpx
 import pytest
+
+from tests.free_ports import find_free_port
 
 JsonObject = dict[str, Any]
 PRIVILEGED = ("system", "developer")
@@ -317,8 +318,7 @@ def _healthy(url: str) -> bool:
 @contextlib.contextmanager
 def _started(command: Callable[[int], Sequence[str | Path]], limit_s: float) -> Iterator[str]:
     """Run a server of a real model while the block runs; gives its URL. Skips where it does not start."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = find_free_port()
     process = subprocess.Popen(
         command(port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )

@@ -9,7 +9,6 @@ import base64
 import contextlib
 import gzip
 import json
-import socket
 import struct
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -37,6 +36,7 @@ from proxy.demo import script, wire
 from proxy.demo.client import Client, DepartedError, Receive, Scope, Send
 from proxy.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Provider, Settings, create_provider
 from proxy.serving import served
+from tests.free_ports import find_free_port
 
 WINDOW_TOKENS = 8192
 HELD_SUMMARY_MODEL = "held-summary"
@@ -295,8 +295,7 @@ def stack() -> Iterator[Stack]:
 @pytest.fixture(scope="session")
 def unreachable() -> Iterator[Stack]:
     """A proxy whose upstream is not there."""
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        port = taken.getsockname()[1]
+    port = find_free_port()
     with stack_of(lambda _: UpstreamSection(base_url=f"http://127.0.0.1:{port}/v1")) as running_stack:
         yield running_stack
 

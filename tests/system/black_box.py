@@ -7,7 +7,6 @@ Nothing here imports the package under test. So the same tests run against anoth
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -70,14 +69,6 @@ def chat_reply(request: Received, text: str = "ok") -> Reply:
         "usage": usage,
     }
     return Reply(body=json.dumps(body).encode())
-
-
-def find_free_port() -> int:
-    """A TCP port of the loopback address on which nobody listens."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port: int = bound.getsockname()[1]
-        return port
 
 
 class Provider:

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.system.black_box import Answer, Provider, Received, Reply, find_free_port, run_proxy, run_server
+from tests.free_ports import find_free_port
+from tests.system.black_box import Answer, Provider, Received, Reply, run_proxy, run_server
 
 PATH = "/v1/responses"
 KEY = {"authorization": "Bearer sk-one"}

@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.system.black_box import Provider, Proxy, Received, Reply, chat_reply, find_free_port, run_proxy
+from tests.free_ports import find_free_port
+from tests.system.black_box import Provider, Proxy, Received, Reply, chat_reply, run_proxy
 
 API_PATH = "/admin/v1/upstream-failures"
 # None of these may stand in the log, in a metric or on the page.

@@ -10,6 +10,7 @@ import pytest
 import structlog
 
 from proxy.dialects.usage import UsageTap
+from tests.free_ports import find_free_port
 
 BODY = bytes(range(256)) * 8
 AT_ONCE = 16
@@ -97,8 +98,7 @@ async def test_no_first_byte_in_time_is_a_504(wire: Any, chat: Any) -> None:
 
 
 async def test_an_unreachable_upstream_is_a_502_in_openais_shape(wire: Any, chat: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        nobody = taken.getsockname()[1]
+    nobody = find_free_port()
     async with wire.running_proxy(nobody) as port:
         compacted = await wire.ask(port, chat())
         blind = await wire.ask(port, wire.get("/v1/models"))

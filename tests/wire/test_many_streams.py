@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.free_ports import find_free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = "/v1/chat/completions"
 CHUNKS, PAUSE_S = 12, 0.2
@@ -24,8 +26,7 @@ UNREAD_KIB = 5_000
 @contextlib.asynccontextmanager
 async def proxy_process(upstream_port: int) -> AsyncIterator[tuple[int, int]]:
     """The product in a process of its own; gives its port and process id."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = find_free_port()
     settings = {
         "UPSTREAM__BASE_URL": f"http://127.0.0.1:{upstream_port}/v1",
         "STORE__URL": "memory://",

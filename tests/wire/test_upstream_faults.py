@@ -5,7 +5,6 @@ Where bytes are to be lost or late, a proxy that does harm stands between the pr
 
 import asyncio
 import json
-import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from proxy import journal
 from proxy.relay import upstreams
 from tests.certificates import self_signed
 from tests.fault_tcp import Faults, FaultTcp
+from tests.free_ports import find_free_port
 
 CONNECT_LIMIT_S = 3.0
 BODY = bytes(range(256)) * 8
@@ -60,8 +60,7 @@ def no_name(_: int, __: int) -> str:
 
 
 def refused(_: int, __: int) -> str:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return f"http://127.0.0.1:{taken.getsockname()[1]}"
+    return f"http://127.0.0.1:{find_free_port()}"
 
 
 def of_nobodys_certificate(tls: int, _: int) -> str:

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from proxy.adapters.engine_transport import EngineTransport
+from tests.free_ports import find_free_port
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 CANCELS = 2_000
@@ -271,8 +272,7 @@ async def test_bytes_that_came_before_a_cut_are_given_before_the_error(wire: Any
 
 @pytest.mark.virtual_time
 async def test_errors_are_of_httpxs_kinds(wire: Any, engine: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        closed_port = taken.getsockname()[1]
+    closed_port = find_free_port()
 
     async def script(exchange: Any) -> None:
         if exchange.body == b"silent":
