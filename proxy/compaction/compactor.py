@@ -99,13 +99,24 @@ class Compactor:
         What it pins is kept by then: the next request may come before this one has been observed.
         """
         if ask.mode is Mode.BYPASS:
-            fit = Fit(ask.body.raw, 0, Report(Status.BYPASSED, ask.conversation))
+            fit = Fit(ask.body.raw, 0, Report(Status.BYPASSED, ask.known_as))
         else:
             fit = await self._failing_open(ask, self._fitted(ask))
             if self._remind is not None and ask.settings.recall.auto != "none":
                 fit = await self._remind(fit, ask)
-        await self._viewer.pin(ask, fit.report.conversation or ask.conversation)
+        await self._viewer.pin(ask, fit.report.conversation or ask.known_as)
         return fit
+
+    async def find_conversation(self, ask: Ask, *, has_tools: bool) -> Ask | None:
+        """Returns the request with the conversation that its messages continue, if its client names none.
+
+        None if it only stands beside a conversation.
+        """
+        named = ask.conversation is not None or not ask.remembered or ask.mode is Mode.BYPASS
+        if not named:
+            with contained(_not_found):
+                return await self._viewer.find_conversation(ask, has_tools=has_tools)
+        return ask
 
     async def refit(self, ask: Ask, refused: Fit, overflow: Overflow, refusals: int = 1) -> Fit | None:
         """The request made to fit what the upstream has just refused it for; None if it cannot be.
@@ -126,7 +137,7 @@ class Compactor:
         """Begin the work that will soon be needed; to be called once the client has its answer."""
 
         def failed(error: BaseException) -> None:
-            _log.warning(COMPACTION_FAILED, conversation=ask.conversation, error=type(error).__name__)
+            _log.warning(COMPACTION_FAILED, conversation=ask.known_as, error=type(error).__name__)
 
         with contained(failed):
             await self._replacing.prepare(await self._viewer.view(ask, fresh=True))
@@ -140,11 +151,11 @@ class Compactor:
             if isinstance(error, CompactionError):
                 reason = error.reason
             else:
-                _log.error(COMPACTION_FAILED, conversation=ask.conversation, exc_info=error)
+                _log.error(COMPACTION_FAILED, conversation=ask.known_as, exc_info=error)
 
         with contained(failed):
             return await fitting
-        return Fit(ask.body.raw, 0, Report(Status.FAILED_OPEN, ask.conversation, reason=reason))
+        return Fit(ask.body.raw, 0, Report(Status.FAILED_OPEN, ask.known_as, reason=reason))
 
     async def _fitted(self, ask: Ask) -> Fit:
         view = await self._viewer.view(ask)
@@ -285,6 +296,12 @@ class Compactor:
         if view.earlier is not None and settled.changed and settled.whole:
             put = Forwarded(settled.messages, view.body, view.earlier)
         return Fit(raw, view.counted(settled.messages), report, footing, guessed, ahead, listed, put)
+
+
+def _not_found(error: BaseException) -> None:
+    """Leave what is wrong with a request to `fit`, which reports it."""
+    if not isinstance(error, CompactionError):
+        _log.error(COMPACTION_FAILED, exc_info=error)
 
 
 def _due(view: View) -> str | None:

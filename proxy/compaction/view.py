@@ -111,8 +111,8 @@ class View:
 
     @property
     def conversation(self) -> str | None:
-        """The id that the headers gave, else the one that the stored rounds carry along."""
-        return self.ask.conversation or (self.earlier.conversation if self.earlier else None)
+        """The id that the client or the messages gave, else the one that the stored rounds carry along."""
+        return self.ask.known_as or (self.earlier.conversation if self.earlier else None)
 
     @kept
     def fixed(self) -> int:
@@ -268,7 +268,7 @@ def remembered_as(ask: Ask, prefixes: Sequence[bytes]) -> bytes | None:
 
 def thread(ask: Ask, root: bytes, strategy: str) -> str:
     """What happened in one conversation under one strategy is known by this, and by nothing less."""
-    return "/".join((ask.tenant, root.hex(), strategy, ask.conversation or ""))
+    return "/".join((ask.tenant, root.hex(), strategy, ask.known_as or ""))
 
 
 def gauge_of(ask: Ask) -> Gauge:

@@ -13,6 +13,7 @@ from proxy.compaction.fitting import Ask
 from proxy.compaction.policies import policy_for
 from proxy.compaction.terms import about_money, terms_for
 from proxy.compaction.view import View, applied, gauge_of, remembered_as, thread
+from proxy.conversation_index import ConversationIndex
 from proxy.core.anchor import Anchor
 from proxy.core.anchor import place_of as counted_at
 from proxy.core.calibration import Calibration
@@ -67,6 +68,7 @@ class Viewer:
         anchors: Anchors,
         wishes: Wishing,
         aiming: Aiming | None = None,
+        conversations: ConversationIndex | None = None,
     ) -> None:
         self._reading = reading
         self._records = records
@@ -75,6 +77,7 @@ class Viewer:
         self._anchors = anchors
         self._wishes = wishes
         self._aiming = aiming
+        self._conversations = conversations
         self._read: OrderedDict[str, tuple[Fields, Checkpoint | None]] = OrderedDict()
 
     async def view(self, ask: Ask, *, refusals: int = 0, fresh: bool = False) -> View:
@@ -124,6 +127,25 @@ class Viewer:
             drift=self._learning.drift(ask.tenant, ask.origin, ask.model),
             basis=basis,
         )
+
+    async def find_conversation(self, ask: Ask, *, has_tools: bool) -> Ask | None:
+        """Returns the request with the conversation that its messages continue; None if it is beside one.
+
+        Raises:
+            Unreadable: A message is none.
+        """
+        listed = await self._reading.listed(ask.body, gauge_of(ask))
+        if self._conversations is None or not listed.body:
+            return ask
+
+        async def recall() -> str | None:
+            earlier = (await self.view(ask)).earlier
+            return earlier.conversation if earlier else None
+
+        found = await self._conversations.find(
+            ask.tenant, listed.body, listed.prefixes, has_tools=has_tools, recall=recall
+        )
+        return replace(ask, continued=found) if found else None
 
     def _aimed(
         self, ask: Ask, root: bytes | None, listed: Listed, calibration: Calibration, overhead: int
@@ -176,7 +198,7 @@ class Viewer:
             return _Matched()
         places, wishes = await self._stored(sought, root, fresh=fresh)
         checkpoint = await self._deepest(sought, root, places)
-        if ask.conversation is None and checkpoint is not None:
+        if ask.known_as is None and checkpoint is not None:
             wishes = await self._wishes.of(ask.tenant, checkpoint.conversation)
         if checkpoint is not None and wishes.undone:
             checkpoint = await self._deepest(sought, root, places.difference(wishes.undone))
@@ -190,7 +212,7 @@ class Viewer:
 
         The store is asked for all that is missing at once.
         """
-        tenant, conversation = sought.ask.tenant, sought.ask.conversation
+        tenant, conversation = sought.ask.tenant, sought.ask.known_as
         key = checkpoints_key(tenant, root, sought.strategy)
         places = None if fresh else self._index.held(key)
         wishes = self._wishes.held(tenant, conversation) if conversation else NO_WISHES

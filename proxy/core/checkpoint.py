@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from proxy.core.digest import chain, outline_digest
+from proxy.core.digest import chain, named_digest, outline_digest
 from proxy.core.message import Message, Span, latest_user
 
 PREFIX_BYTES = 32
@@ -63,6 +63,7 @@ class Checkpoint:
             stand-ins of their span.
         writer: Name of the model that wrote the summary; `EXTRACT` if none did, empty if there is none.
         edited: Indices of messages that stay where they are, shortened.
+        names: The `name` of each message in `[0, length)` that had one, by its index.
     """
 
     strategy: str
@@ -81,6 +82,7 @@ class Checkpoint:
     rounds: tuple[int, ...] = ()
     writer: str = ""
     edited: frozenset[int] = frozenset()
+    names: tuple[tuple[int, str], ...] = ()
 
     def covers(self, index: int) -> bool:
         """Whether something stands in for the message at `index`, be it the message itself, shortened."""
@@ -142,6 +144,11 @@ def covered_results(messages: Sequence[Message], spans: Iterable[Span]) -> tuple
     )
 
 
+def participant_names(messages: Iterable[Message]) -> tuple[tuple[int, str], ...]:
+    """The `name` of each message that has one, by its index."""
+    return tuple((index, message.name) for index, message in enumerate(messages) if message.name)
+
+
 def _remembered(index: int, message: Message) -> Result:
     return Result(index, message.digest, outline_digest(message), _head(message.text), len(message.text))
 
@@ -158,13 +165,25 @@ def _known(result: Result, message: Message) -> bool:
 
 def _same_prefix(checkpoint: Checkpoint, messages: Sequence[Message], *, shortened: bool) -> bool:
     """Whether the covered prefix is the one that the checkpoint was made of."""
-    digests = [message.digest for message in messages[: checkpoint.length]]
+    digests = _digests(checkpoint, messages)
     for result in checkpoint.results:
         if 0 <= result.index < len(digests) and digests[result.index] != result.digest:
             if not (shortened and _known(result, messages[result.index])):
                 return False
             digests[result.index] = result.digest
     return _chained(tuple(digests)) == checkpoint.exact
+
+
+def _digests(checkpoint: Checkpoint, messages: Sequence[Message]) -> list[bytes]:
+    """The digests of the covered prefix; a name that only one of the two sides has makes no difference."""
+    covered = messages[: checkpoint.length]
+    digests = [message.digest for message in covered]
+    names = dict(checkpoint.names)
+    for index, message in enumerate(covered):
+        name = names.get(index, "")
+        if name != message.name and not (name and message.name):
+            digests[index] = named_digest(message, name)
+    return digests
 
 
 @lru_cache(maxsize=256)  # a round asks several times, and each request of its conversation again
@@ -204,7 +223,8 @@ def stands(checkpoint: Checkpoint, messages: Sequence[Message], conversation: st
 def current(checkpoint: Checkpoint, messages: Sequence[Message]) -> Checkpoint:
     """The checkpoint without what it shortened and the client has since shortened itself."""
     made_of = {result.index: result.digest for result in checkpoint.results}
-    changed = {k for k in checkpoint.edited & made_of.keys() if messages[k].digest != made_of[k]}
+    digests = _digests(checkpoint, messages)
+    changed = {k for k in checkpoint.edited & made_of.keys() if digests[k] != made_of[k]}
     if not changed:
         return checkpoint
     pieces = [(span, put) for span, put in checkpoint.pieces if span.start not in changed]

@@ -29,6 +29,7 @@ def to_fields(checkpoint: Checkpoint) -> dict[str, Any]:
         "rounds": list(checkpoint.rounds),
         "writer": checkpoint.writer,
         "edited": sorted(checkpoint.edited),
+        "names": [list(each) for each in checkpoint.names],
     }
 
 
@@ -62,6 +63,7 @@ def from_fields(fields: Mapping[str, Any]) -> Checkpoint | None:
             rounds=tuple(map(int, fields.get("rounds", ()))),
             writer=str(fields.get("writer", "")),
             edited=frozenset(map(int, fields.get("edited", ()))),
+            names=tuple((int(index), str(name)) for index, name in fields.get("names", ())),
         )
     except (KeyError, ValueError, TypeError, IndexError, OverflowError):
         return None
