@@ -7,7 +7,7 @@ Whatever goes wrong here, the client's own bytes go on.
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import NamedTuple
 
 import structlog
@@ -41,6 +41,8 @@ LEAST_OUTPUT_TOKENS = 1_024
 BLIND_SHARE = 0.7
 # Where it says what it counted, little is estimated: what matters may fill this share of the window.
 TOLD_SHARE = 0.985
+# Why a round that was made is not applied.
+LONGER = "longer"
 # Why a request is bypassed that does not ask for it itself.
 ASKED = "asked"
 
@@ -161,16 +163,17 @@ class Compactor:
         view = await self._viewer.view(ask)
         if view.wishes.bypass:
             return self._bypassed(view)
-        due = _due(view)
+        due, capped = _due(view), False
         if due is not None or self._replacing.caps(view):  # another replica may have done it already
             view = await self._viewer.renewed(view)
             if ask.mode is not Mode.SHADOW:
-                view = await self._replacing.capped(view)
+                before, view = view, await self._replacing.capped(view)
+                capped = view is not before
             due = _due(view)
         if ask.mode is Mode.SHADOW:
             settled = Settled(view.messages, changed=False, fits=True)
             return self._written(view, settled, Status.SHADOW, due)
-        return await self._finished(view, due)
+        return await self._finished(view, due, capped=capped)
 
     def _bypassed(self, view: View) -> Fit:
         """The request as it came, because people want it so."""
@@ -217,9 +220,12 @@ class Compactor:
         asked = ask.body.max_output or 0
         return overflow.limit, refusals == 1 and _may_be_sum(overflow, learned.calibration, estimate, asked)
 
-    async def _finished(self, view: View, due: str | None) -> Fit:
-        """The request with a round made if one is due, and brought under the limit."""
-        status = Status.REUSED if view.earlier else Status.NONE
+    async def _finished(self, view: View, due: str | None, *, capped: bool = False) -> Fit:
+        """The request with a round made if one is due, and brought under the limit.
+
+        `capped` says that results were shortened for this very request.
+        """
+        status = Status.APPLIED if capped else Status.REUSED if view.earlier else Status.NONE
         reason = None
         tokens_due = view.size(view.effective)
         if due is not None:
@@ -232,6 +238,8 @@ class Compactor:
         settled = await self._settled(view)
         if settled.changed and not settled.whole and status in {Status.NONE, Status.FAILED_OPEN}:
             status = Status.APPLIED
+        if not settled.changed and status in {Status.APPLIED, Status.REUSED}:
+            status, reason = Status.NONE, reason if status is Status.REUSED else reason or LONGER
         if not settled.fits and view.automatic:
             status = Status.OVER_LIMIT
         ahead = due is None and view.root is not None and view.soft() and bool(view.ask.routes)
@@ -242,7 +250,8 @@ class Compactor:
     async def _settled(self, view: View) -> Settled:
         """The list to forward: as it is if it may be, else repaired, and cut until it fits."""
         over = view.automatic and view.exceeds_window(view.effective)
-        if view.earlier is None and not over:
+        replaced = view.earlier is not None and bool(view.earlier.spans)
+        if not replaced and not over:
             return Settled(view.messages, changed=False, fits=True)
         messages = view.effective if sound(view.effective) else repair(view.effective)
         if view.ask.settings.alternation == "strict":
@@ -254,7 +263,12 @@ class Compactor:
             shorter = await cut(messages, view, self._reading)
             if not view.hopeless(shorter):  # else nothing is won by what was cut
                 messages, whole = shorter, False
-        if view.counted(messages) > view.counted(view.messages):  # never larger
+        useless = whole and not replaced  # repair alone does not make it fit
+        if (
+            useless
+            or _are_same(messages, view.messages)
+            or view.counted(messages) > view.counted(view.messages)
+        ):
             messages = view.messages
         changed = messages is not view.messages
         return Settled(messages, changed, fits=not view.hopeless(messages), whole=whole and changed)
@@ -296,6 +310,11 @@ class Compactor:
         if view.earlier is not None and settled.changed and settled.whole:
             put = Forwarded(settled.messages, view.body, view.earlier)
         return Fit(raw, view.counted(settled.messages), report, footing, guessed, ahead, listed, put)
+
+
+def _are_same(messages: Sequence[Message], sent: Sequence[Message]) -> bool:
+    """Whether a list holds the very messages that the client sent."""
+    return len(messages) == len(sent) and all(map(is_, messages, sent))
 
 
 def _not_found(error: BaseException) -> None:
