@@ -163,17 +163,17 @@ class Compactor:
         view = await self._viewer.view(ask)
         if view.wishes.bypass:
             return self._bypassed(view)
-        due, capped = _due(view), False
+        due, uncapped = _due(view), None
         if due is not None or self._replacing.caps(view):  # another replica may have done it already
             view = await self._viewer.renewed(view)
             if ask.mode is not Mode.SHADOW:
                 before, view = view, await self._replacing.capped(view)
-                capped = view is not before
+                uncapped = None if view is before else before.size(before.effective)
             due = _due(view)
         if ask.mode is Mode.SHADOW:
             settled = Settled(view.messages, changed=False, fits=True)
             return self._written(view, settled, Status.SHADOW, due)
-        return await self._finished(view, due, capped=capped)
+        return await self._finished(view, due, uncapped=uncapped)
 
     def _bypassed(self, view: View) -> Fit:
         """The request as it came, because people want it so."""
@@ -220,14 +220,14 @@ class Compactor:
         asked = ask.body.max_output or 0
         return overflow.limit, refusals == 1 and _may_be_sum(overflow, learned.calibration, estimate, asked)
 
-    async def _finished(self, view: View, due: str | None, *, capped: bool = False) -> Fit:
+    async def _finished(self, view: View, due: str | None, *, uncapped: int | None = None) -> Fit:
         """The request with a round made if one is due, and brought under the limit.
 
-        `capped` says that results were shortened for this very request.
+        `uncapped` is its size before results were shortened for this very request; None: none were.
         """
-        status = Status.APPLIED if capped else Status.REUSED if view.earlier else Status.NONE
+        status = Status.APPLIED if uncapped is not None else Status.REUSED if view.earlier else Status.NONE
         reason = None
-        tokens_due = view.size(view.effective)
+        tokens_due = view.size(view.effective) if uncapped is None else uncapped
         if due is not None:
             try:
                 view, reason = await self._replacing.compacted(view, due)
