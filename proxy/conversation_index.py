@@ -97,8 +97,8 @@ class _Request:
         return (_short(outline_digest(each)) for each in self._messages[start:])
 
     def lines(self, start: int) -> Iterator[str]:
-        """Digests of the first lines of its user messages from an index on; empty for others."""
-        return map(_line, self._messages[start:])
+        """Digests of the first lines of its user messages, from an index on and before the latest one."""
+        return map(_line, self._messages[start : latest_user(self._messages)])
 
     def head(self, conversation: str, since: str) -> Head:
         """Returns what it leaves."""
@@ -152,21 +152,25 @@ class ConversationIndex:
         if not has_tools and latest is not None and is_title_request(messages[latest].text):
             return None
         request = _Request(messages, prefixes, has_tools=has_tools)
-        keys = [heads_key(tenant, prefixes[length - 1]) for length in BEGINNINGS if length <= len(prefixes)]
+        lengths = [length for length in BEGINNINGS if length <= len(prefixes)]
+        # The last messages may have moved when the next request comes, and the beginnings with them.
+        steady = [length for length in lengths if length <= len(prefixes) - MAX_MOVED_MESSAGES] or lengths[:1]
+        own = {heads_key(tenant, prefixes[length - 1]) for length in (lengths[-1], steady[-1])}
         heads: list[Head] = []
-        for key in reversed(keys):
+        for length in reversed(lengths):
+            key = heads_key(tenant, prefixes[length - 1])
             heads = self._resolve(tenant, await self._read(key))
             match = _match(request, heads)
             if match is not None:
-                return self._follow(match, tenant, request, dict.fromkeys((key, keys[-1])))
-            if heads and key != keys[0]:  # of those that begin so, it is none
+                return self._follow(match, tenant, request, own | {key})
+            if heads and lengths[0] < length <= steady[-1]:  # of those that begin so, it is none
                 break
         else:
-            recalled = await recall() if recall is not None and len(keys) > 1 else None
+            recalled = await recall() if recall is not None and len(lengths) > 1 else None
             if recalled is not None:
-                self._add([keys[-1]], request.head(recalled, ""))
+                self._add(own, request.head(recalled, ""))
                 return recalled
-        return self._follow(_Match(_APART, None, len(heads)), tenant, request, keys[-1:])
+        return self._follow(_Match(_APART, None, len(heads)), tenant, request, own)
 
     async def close(self) -> None:
         """Wait until what was added is written."""

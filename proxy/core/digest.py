@@ -153,9 +153,9 @@ def outline_digest(message: Message) -> bytes:
     return message.digest or message_digest(message)
 
 
-def named_digest(message: Message, name: str) -> bytes:
-    """The digest that a message would have under another name, 32 bytes."""
-    return message.digest if name == message.name else _digest(message, _content(message), name)
+def result_digest(message: Message) -> bytes:
+    """The digest of a tool result without its text, 32 bytes; the outline with the name."""
+    return _digest(message, [], message.name)
 
 
 def chain(digests: Iterable[bytes], last: bytes = VERSION) -> list[bytes]:

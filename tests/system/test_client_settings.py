@@ -74,7 +74,7 @@ def connect(folder: Path, tool: str, before: str = "") -> tuple[Path, str]:
     config.write_text(json.dumps({"models": {"m": {"window": WINDOW_TOKENS}}}))
     if before:
         file.write_text(before)
-    asked = ["connect", tool, "--apply", "--file", file, "--model", "m", "--config", config]
+    asked: list[str | Path] = ["connect", tool, "--apply", "--file", file, "--model", "m", "--config", config]
     done = execute(folder, *asked)
     assert done.returncode == 0, done.stderr
     return file, file.read_text()

@@ -71,7 +71,13 @@ def answer(request: Received) -> Reply:
     used = len(request.body) // 4
     if request.path.endswith("/messages"):
         usage = {"input_tokens": used, "output_tokens": 1}
-        body = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "usage": usage}
+        body: dict[str, Any] = {
+            "id": "msg_1",
+            "type": "message",
+            "role": "assistant",
+            "model": "m",
+            "usage": usage,
+        }
         body |= {"content": [{"type": "text", "text": SUMMARY}], "stop_reason": "end_turn"}
         return Reply(body=json.dumps(body).encode())
     if request.path.endswith("/responses"):

@@ -45,7 +45,7 @@ class Wire:
 
     def body(self, results: list[str]) -> bytes:
         """A request, written as no other program would write it."""
-        listed = [{"role": "user", "content": "Find the error in these files."}]
+        listed: list[Any] = [{"role": "user", "content": "Find the error in these files."}]
         for step, result in enumerate(results):
             listed += self.unit(step, result)
         key = "input" if self.name == "responses" else "messages"
@@ -65,7 +65,13 @@ WIRES = {
 def answer(request: Received) -> Reply:
     used = {"input_tokens": len(request.body) // 4, "output_tokens": 1}
     if request.path.endswith("/messages"):
-        body = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "usage": used}
+        body: dict[str, Any] = {
+            "id": "msg_1",
+            "type": "message",
+            "role": "assistant",
+            "model": "m",
+            "usage": used,
+        }
         body |= {"content": [{"type": "text", "text": "ok"}], "stop_reason": "end_turn"}
         return Reply(body=json.dumps(body).encode())
     if request.path.endswith("/responses"):
