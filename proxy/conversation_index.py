@@ -157,19 +157,21 @@ class ConversationIndex:
         steady = [length for length in lengths if length <= len(prefixes) - MAX_MOVED_MESSAGES] or lengths[:1]
         own = {heads_key(tenant, prefixes[length - 1]) for length in (lengths[-1], steady[-1])}
         heads: list[Head] = []
+        is_known = len(lengths) == 1
         for length in reversed(lengths):
             key = heads_key(tenant, prefixes[length - 1])
             heads = self._resolve(tenant, await self._read(key))
             match = _match(request, heads)
             if match is not None:
                 return self._follow(match, tenant, request, own | {key})
-            if heads and lengths[0] < length <= steady[-1]:  # of those that begin so, it is none
-                break
-        else:
-            recalled = await recall() if recall is not None and len(lengths) > 1 else None
-            if recalled is not None:
-                self._add(own, request.head(recalled, ""))
-                return recalled
+            if heads and length > lengths[0]:  # of those that begin so, it is none
+                is_known = True
+                if length <= steady[-1]:
+                    break
+        recalled = None if is_known or recall is None else await recall()
+        if recalled is not None:
+            self._add(own, request.head(recalled, ""))
+            return recalled
         return self._follow(_Match(_APART, None, len(heads)), tenant, request, own)
 
     async def close(self) -> None:
