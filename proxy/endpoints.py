@@ -28,6 +28,7 @@ from proxy.relay.gate import Gate
 from proxy.relay.identity import origin
 from proxy.relay.responses_compact import InputCompactor, ResponsesCompact
 from proxy.relay.trouble import Trouble
+from proxy.relay.unread_conversations import UnreadConversations
 from proxy.relay.upstreams import upstreams
 from proxy.storage.records import Records
 
@@ -119,6 +120,7 @@ def _endpoint(
         learning=parts.learning,
         discovery=HttpDiscovery(parts.transport),
     )
+    unread = UnreadConversations(wire, parts.conversations)
     return Endpoint(
         config,
         upstream,
@@ -131,6 +133,7 @@ def _endpoint(
         tracer=parts.tracer,
         memory=parts.memory if searching else None,
         triggers=triggers if wire.name == RESPONSES else None,
+        unread=unread if config.session.fallback == "content" else None,
     )
 
 

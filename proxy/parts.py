@@ -39,6 +39,7 @@ from proxy.compaction.rounds import Rounds
 from proxy.compaction.summarising import Summarising
 from proxy.compaction.viewer import Viewer
 from proxy.config.model import Config
+from proxy.conversation_index import ConversationIndex
 from proxy.core.alike import Alike
 from proxy.core.entry import Entry
 from proxy.counting import Counting
@@ -139,6 +140,7 @@ class Parts:
         self.anchors = Anchors(self.records)
         self._tell(config, quiet=writer is not None)
         self.owners = Owners(self.records, config.store.ttl_s)
+        self.conversations = ConversationIndex(self.records, self._mint, config.store.ttl_s)
         self.history = History(self.records, config.store.ttl_s)
         self.wishing = Wishing(self.records, config.store.ttl_s)
         self.compacted = CompactedConversations(self.records, config.store.ttl_s)
@@ -201,6 +203,7 @@ class Parts:
             stack.push_async_callback(self.journal.close)
             stack.push_async_callback(self.feed.close)
             stack.push_async_callback(self.anchors.close)
+            stack.push_async_callback(self.conversations.close)
             stack.push_async_callback(self.rounds.close)
             stack.push_async_callback(self.recall.close)
             stack.push_async_callback(self.reminder.close)
@@ -239,10 +242,10 @@ class Parts:
         return Readiness(self.ready, "ok" if self.records.reachable else "down", __version__)
 
     def _ordering(self, config: Config, *, keeps: bool = True) -> Ordering:
-        def named(tenant: str, prefix: bytes) -> str:
-            return minted(self.secret.value, tenant, prefix)
+        return Ordering(instructions, self._mint, config.store.ttl_s, keeps=keeps)
 
-        return Ordering(instructions, named, config.store.ttl_s, keeps=keeps)
+    def _mint(self, tenant: str, prefix: bytes) -> str:
+        return minted(self.secret.value, tenant, prefix)
 
     def aside(self, config: Config) -> Aside:
         """What compacts without keeping anything."""
@@ -265,6 +268,7 @@ class Parts:
             self.anchors,
             self.wishing,
             Aiming(self.pricing, self.growth),
+            self.conversations,
         )
         replacing = Replacing(
             viewer,

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from proxy.cli.clients import TokenLimits
 from proxy.config import document
 from proxy.errors import ConfigError, ProxyError
 
@@ -30,8 +31,10 @@ _MODELS = re.compile(r"^models:[ \t]*(?:#.*)?\n(?P<indent>[ \t]*)(?=- )", re.MUL
 _EMPTY_CONTINUE = "name: Local\nversion: 1.0.0\nschema: v1\n"
 _UNUSUAL = "its layout is unusual; write the lines yourself (they are printed without --apply)"
 
-# From a file's text, the proxy's base URL with `/v1`, and a model's name, to the new text.
-Edit = Callable[[str, str, str], str]
+# The limits of a model.
+LimitsOf = Callable[[str], TokenLimits]
+# From a file's text, the proxy's base URL with `/v1`, a model's name, and limits, to the new text.
+Edit = Callable[[str, str, str, LimitsOf], str]
 
 
 class Refused(ProxyError):  # noqa: N818 - it names what happened
@@ -50,18 +53,31 @@ class ClientFile(NamedTuple):
     edit: Edit
 
 
-def codex(text: str, url: str, model: str) -> str:  # noqa: ARG001 - its model stays as it is
-    """Codex's TOML with a provider of ours, which is chosen."""
+def _default_limits(_: str) -> TokenLimits:
+    return TokenLimits()
+
+
+def codex(text: str, url: str, model: str, limits_of: LimitsOf = _default_limits) -> str:
+    """Codex's TOML with a provider of ours, which is chosen; its model stays as it is.
+
+    A window that stands there stays, too. Without one Codex takes a model that it does not know for larger.
+    """
     provider = {"name": NAME, "base_url": url, "env_key": "OPENAI_API_KEY", "wire_api": "responses"}
     wanted = copy.deepcopy(_toml(text))
+    named = wanted.get("model")
+    window = limits_of(named if isinstance(named, str) else model).window
+    is_new = "model_context_window" not in wanted
     providers = wanted.setdefault("model_providers", {})
     if not isinstance(providers, dict):
         raise Refused("model_providers is no table")
-    if providers.get(NAME) == provider and wanted.get("model_provider") == NAME:
+    if providers.get(NAME) == provider and wanted.get("model_provider") == NAME and not is_new:
         return text
+    if is_new:
+        wanted["model_context_window"] = window
     providers[NAME] = provider
     wanted["model_provider"] = NAME
     made = _with_provider(_OUR_TABLE.sub("", text))
+    made = f"model_context_window = {window}\n{made}" if is_new else made
     lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in provider.items())
     made = f"{made.rstrip()}\n\n[model_providers.{NAME}]\n{lines}"
     return _checked(made, _toml, wanted)
@@ -78,17 +94,24 @@ def _with_provider(text: str) -> str:
     return f"{line}\n{above}{below}"
 
 
-def aider(text: str, url: str, model: str) -> str:  # noqa: ARG001 - its model stays as it is
-    """Aider's YAML with our base URL."""
-    wanted = {**_yaml(text), "openai-api-base": url}
+def aider(text: str, url: str, model: str, limits_of: LimitsOf = _default_limits) -> str:
+    """Aider's YAML with our base URL; its model stays as it is, and so does a limit of its history."""
+    standing = _yaml(text)
+    named = standing.get("model")
+    history = {"max-chat-history-tokens": limits_of(named if isinstance(named, str) else model).window}
+    wanted = {**history, **standing, "openai-api-base": url}
     line = f"openai-api-base: {url}"
     made = _API_BASE.sub(line, text, count=1) if _API_BASE.search(text) else f"{_ended(text)}{line}\n"
+    if not history.keys() & standing.keys():
+        made = _ended(made) + "".join(f"{name}: {value}\n" for name, value in history.items())
     return _checked(made, _yaml, wanted)
 
 
-def continue_(text: str, url: str, model: str) -> str:
+def continue_(text: str, url: str, model: str, limits_of: LimitsOf = _default_limits) -> str:
     """Continue's YAML with one model more, the first of the list."""
-    item = {"name": NAME, "provider": "openai", "model": model, "apiBase": url}
+    limits = limits_of(model)
+    item: dict[str, Any] = {"name": NAME, "provider": "openai", "model": model, "apiBase": url}
+    item["defaultCompletionOptions"] = {"contextLength": limits.window, "maxTokens": limits.output}
     wanted = dict(_yaml(text or _EMPTY_CONTINUE))
     models = wanted.get("models") or []
     if not isinstance(models, list):
@@ -102,17 +125,19 @@ def continue_(text: str, url: str, model: str) -> str:
     text = text or _EMPTY_CONTINUE
     found = _MODELS.search(text)
     indent = found["indent"] if found else "  "
-    lines = "".join(
-        f"{indent}{'- ' if at == 0 else '  '}{key}: {value}\n" for at, (key, value) in enumerate(item.items())
-    )
+    values = {key: json.dumps(value) if isinstance(value, dict) else value for key, value in item.items()}
+    marks = ("- ", *["  "] * (len(values) - 1))
+    pairs = zip(marks, values.items(), strict=True)
+    lines = "".join(f"{indent}{mark}{key}: {value}\n" for mark, (key, value) in pairs)
     if found is None:
         return _checked(f"{_ended(text)}models:\n{lines}", _yaml, wanted)
     start = found.end() - len(indent)
     return _checked(text[:start] + lines + text[start:], _yaml, wanted)
 
 
-def opencode(text: str, url: str, model: str) -> str:
-    """OpenCode's JSON with a provider of ours."""
+def opencode(text: str, url: str, model: str, limits_of: LimitsOf = _default_limits) -> str:
+    """OpenCode's JSON with a provider of ours. Without limits it asks for 32,000 tokens of output."""
+    limits = limits_of(model)
     standing = _json(text or '{"$schema": "https://opencode.ai/config.json"}')
     wanted = copy.deepcopy(standing)
     providers = wanted.setdefault("provider", {})
@@ -126,6 +151,9 @@ def opencode(text: str, url: str, model: str) -> str:
         "options": {"baseURL": url, "apiKey": "{env:OPENAI_API_KEY}"},
         "models": {model: {}, **(models if isinstance(models, dict) else {})},
     }
+    ours = providers[NAME]["models"][model]
+    if isinstance(ours, dict):
+        ours.setdefault("limit", {"context": limits.window, "output": limits.output})
     return text if wanted == standing else json.dumps(wanted, indent=2, ensure_ascii=False) + "\n"
 
 

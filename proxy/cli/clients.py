@@ -1,6 +1,7 @@
 """How popular clients are pointed at the proxy: what to write, and where. As of 2026-11.
 
-`<URL>` stands for the proxy's base URL with `/v1`, `<ROOT>` for the same without, `<MODEL>` for a model.
+`<URL>` stands for the proxy's base URL with `/v1`, `<ROOT>` for the same without, `<MODEL>` for a model,
+`<WINDOW>` and `<OUTPUT>` for what it takes and what its answers may take of that, in tokens.
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,27 @@ class Client(NamedTuple):
     where: str
     lines: str
     note: str = ""
+
+
+# Clients ask for at most so much output, in tokens, and for at most this share of a window.
+MAX_OUTPUT_TOKENS = 32_000
+OUTPUT_SHARE = 0.25
+DEFAULT_WINDOW_TOKENS = 128_000
+
+
+class TokenLimits(NamedTuple):
+    """What a client is told of a model, so that it does not compact before the proxy does.
+
+    Attributes:
+        window: Tokens that the model takes.
+    """
+
+    window: int = DEFAULT_WINDOW_TOKENS
+
+    @property
+    def output(self) -> int:
+        """Most tokens that the client asks for."""
+        return min(MAX_OUTPUT_TOKENS, int(self.window * OUTPUT_SHARE))
 
 
 _SESSION_NOTE = (
@@ -82,17 +104,20 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
         "codex": Client(
             "Codex CLI",
             "~/.codex/config.toml",
-            'model_provider = "compaction-proxy"\n\n[model_providers.compaction-proxy]\n'
+            'model_provider = "compaction-proxy"\nmodel_context_window = <WINDOW>\n\n'
+            "[model_providers.compaction-proxy]\n"
             'name = "compaction-proxy"\nbase_url = "<URL>"\n'
             'env_key = "OPENAI_API_KEY"\nwire_api = "responses"',
-            "It names its sessions by itself, and takes HTTP where WebSockets are refused.",
+            "It names its sessions by itself, and takes HTTP where WebSockets are refused. It does not read "
+            "OPENAI_BASE_URL; for one command, pass -c 'openai_base_url=\"<URL>\"'.",
         ),
         "claude-code": Client(
             "Claude Code",
             "the environment",
             "ANTHROPIC_BASE_URL=<ROOT>",
-            "It names its sessions by itself. Its requests go to Anthropic, unless upstream.base_url or "
-            "upstream.wires.messages says otherwise.",
+            "Where the model's window is small, set CLAUDE_CODE_AUTO_COMPACT_WINDOW=<WINDOW> and "
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS=<OUTPUT>. It names its sessions by itself. Its requests go to "
+            "Anthropic, unless upstream.base_url or upstream.wires.messages says otherwise.",
         ),
         "anthropic-python": Client(
             "Anthropic's library for Python",
@@ -101,17 +126,24 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
             'default_headers={"x-session-id": "ticket-4711"}\n)',
             _SESSION_NOTE,
         ),
-        "aider": Client("aider", "~/.aider.conf.yml", "openai-api-base: <URL>"),
+        "aider": Client(
+            "aider",
+            "~/.aider.conf.yml",
+            "openai-api-base: <URL>\nmax-chat-history-tokens: <WINDOW>",
+            "The second line keeps it from summarising its history by itself, which would be paid twice.",
+        ),
         "cline": Client(
             "Cline, Roo Code, Kilo Code",
             "the settings of the extension",
-            "API Provider: OpenAI Compatible\nBase URL:     <URL>\nModel ID:     <MODEL>",
+            "API Provider: OpenAI Compatible\nBase URL:     <URL>\nModel ID:     <MODEL>\n"
+            "Context Window Size: <WINDOW>\nMax Output Tokens:   <OUTPUT>",
         ),
         "continue": Client(
             "Continue",
             "~/.continue/config.yaml",
             "models:\n  - name: compaction-proxy\n    provider: openai\n"
-            "    model: <MODEL>\n    apiBase: <URL>",
+            "    model: <MODEL>\n    apiBase: <URL>\n"
+            "    defaultCompletionOptions: {contextLength: <WINDOW>, maxTokens: <OUTPUT>}",
             "Add apiKey, unless the proxy has one of its own.",
         ),
         "opencode": Client(
@@ -120,7 +152,8 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
             '{\n  "provider": {\n    "compaction-proxy": {\n      "npm": "@ai-sdk/openai-compatible",\n'
             '      "name": "compaction-proxy",\n'
             '      "options": { "baseURL": "<URL>", "apiKey": "{env:OPENAI_API_KEY}" },\n'
-            '      "models": { "<MODEL>": {} }\n    }\n  }\n}',
+            '      "models": { "<MODEL>": { "limit": { "context": <WINDOW>, "output": <OUTPUT> } } }\n'
+            "    }\n  }\n}",
             "Choose the model as compaction-proxy/<MODEL>. It names its sessions by itself.",
         ),
         "litellm": Client(
@@ -135,7 +168,11 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
             "Base URL: <URL>",
             "From its container, this machine is host.docker.internal.",
         ),
-        "goose": Client("goose", "the environment", "GOOSE_PROVIDER=openai\nOPENAI_HOST=<ROOT>"),
+        "goose": Client(
+            "goose",
+            "the environment",
+            "GOOSE_PROVIDER=openai\nOPENAI_HOST=<ROOT>\nGOOSE_CONTEXT_LIMIT=<WINDOW>",
+        ),
         "curl": Client(
             "curl",
             "a shell",
@@ -148,6 +185,16 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
 )
 
 
-def filled(text: str, url: str, model: str) -> str:
-    """The text for a proxy at a base URL with `/v1`."""
-    return text.replace("<MODEL>", model).replace("<ROOT>", url.removesuffix("/v1")).replace("<URL>", url)
+def filled(text: str, url: str, model: str, limits: TokenLimits | None = None) -> str:
+    """The text for a proxy at a base URL with `/v1`, and for a model's limits."""
+    known = limits or TokenLimits()
+    values = {
+        "<MODEL>": model,
+        "<ROOT>": url.removesuffix("/v1"),
+        "<URL>": url,
+        "<WINDOW>": str(known.window),
+        "<OUTPUT>": str(known.output),
+    }
+    for mark, value in values.items():
+        text = text.replace(mark, value)
+    return text

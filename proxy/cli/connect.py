@@ -1,5 +1,6 @@
 """`connect`: how a client is pointed at the proxy, printed or written into its configuration file."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,8 @@ from proxy.cli.options import ConfigOption
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from proxy.cli.clients import Client
+    from proxy.cli.client_files import LimitsOf
+    from proxy.cli.clients import Client, TokenLimits
 
 MODEL = "gpt-5.4"
 BACKUP = ".before-compaction-proxy"
@@ -27,6 +29,10 @@ def connect(
     ] = False,
     file: Annotated[Path | None, typer.Option(help="That file, where it is elsewhere.")] = None,
     model: Annotated[str, typer.Option(help="Model to name where one is needed.")] = MODEL,
+    window: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="TOKENS", help="What the model takes; else as configured or known."),
+    ] = None,
     url: Annotated[str | None, typer.Option("--url", metavar="URL", help="Of the proxy.")] = None,
     config: ConfigOption = None,
 ) -> None:
@@ -39,10 +45,11 @@ def connect(
     if tool not in CLIENTS:
         _unknown(tool)
     target = _target(url, config)
+    limits_of = partial(_limits_of, window, config, url)
     if apply:
-        _apply(tool, target, model, file)
+        _apply(tool, target, model, file, limits_of)
     else:
-        _print(CLIENTS[tool], target, model)
+        _print(CLIENTS[tool], target, model, limits_of(model))
 
 
 def _list() -> None:
@@ -86,16 +93,33 @@ def _target(url: str | None, config: Path | None) -> str:
     return f"{checked(url)}/v1"
 
 
-def _print(client: "Client", url: str, model: str) -> None:
+def _limits_of(window: int | None, config: Path | None, url: str | None, model: str) -> "TokenLimits":
+    """What clients are told of a model: the window given, else the configured one, else the known one.
+
+    What is configured here says nothing of a proxy that `url` names.
+    """
+    import os
+
+    from proxy.cli.clients import TokenLimits
+    from proxy.config.model import for_model
+    from proxy.config.sources import load
+    from proxy.core.windows import known_window
+
+    if window is None and url is None:
+        window = for_model(load(config, os.environ).config, model).window
+    return TokenLimits(window or known_window(model))
+
+
+def _print(client: "Client", url: str, model: str, limits: "TokenLimits") -> None:
     from proxy.cli.clients import filled
     from proxy.cli.terminal import say
 
-    say([f"# {client.title}: {client.where}", *filled(client.lines, url, model).splitlines()])
+    say([f"# {client.title}: {client.where}", *filled(client.lines, url, model, limits).splitlines()])
     if client.note:
-        say([f"# {filled(client.note, url, model)}"])
+        say([f"# {filled(client.note, url, model, limits)}"])
 
 
-def _apply(tool: str, url: str, model: str, file: Path | None) -> None:
+def _apply(tool: str, url: str, model: str, file: Path | None, limits_of: "LimitsOf") -> None:
     """Show what changes, keep the old file beside the new one, and put that in place at once."""
     from proxy.cli.client_files import FILES, Refused
 
@@ -104,7 +128,7 @@ def _apply(tool: str, url: str, model: str, file: Path | None) -> None:
     path = (file or Path(FILES[tool].path)).expanduser().resolve()
     try:
         before = _standing(path).decode("utf-8") if path.exists() else ""
-        made = _edited(before, lambda text: FILES[tool].edit(text, url, model))
+        made = _edited(before, lambda text: FILES[tool].edit(text, url, model, limits_of))
     except (Refused, UnicodeDecodeError) as error:
         why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         fail(f"{path}: left alone: {why}", FAILED)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -32,6 +32,23 @@ ROOTS = (
     "OPENAI_HOST",  # goose
     "ANTHROPIC_BASE_URL",  # Claude Code, and Anthropic's libraries
 )
+# Programs that read their base URL from a file of their own only, and what helps. As of 2026-11.
+IGNORES_ENVIRONMENT = {
+    "codex": "run `compaction-proxy connect codex --apply --url {root}`, "
+    "or pass -c 'openai_base_url=\"{url}\"' to it",
+    "cn": "run `compaction-proxy connect continue --apply --url {root}`",
+    "cline": "run `cline auth --provider openai --baseurl {url}` with a key and a model",
+    "pi": "add a provider with the base URL {url} to ~/.pi/agent/models.json",
+}
+# Of these `connect` knows the file, by the name of the client there.
+TOOLS = {"codex": "codex", "cn": "continue"}
+# What runs a package without installing it, and packages whose name is not that of their program.
+RUNNERS = frozenset({"npx", "bunx", "pnpx"})
+PACKAGES = {
+    "@openai/codex": "codex",
+    "@continuedev/cli": "cn",
+    "@mariozechner/pi-coding-agent": "pi",
+}
 KEY = "OPENAI_API_KEY"
 HEADERS = "OPENAI_CUSTOM_HEADERS"  # OpenAI's libraries: a header a line
 SESSION = "x-session-id"
@@ -58,12 +75,45 @@ def run(
     if url is not None:
         from proxy.cli.admin_client import checked
 
+        _warn(command, checked(url))
         raise typer.Exit(_supervised(command, environment(os.environ, checked(url), session)))
     settings = loaded(config)
     with _somewhere(settings, log) as found:
+        _warn(command, found)
         environ = environment(os.environ, found, session, needs_key=_pays(settings.config))
         code = _supervised(command, environ)
     raise typer.Exit(code)
+
+
+def _warn(command: Sequence[str], url: str) -> None:
+    """Say in a line that a command ignores its environment, and what helps, unless it knows the proxy."""
+    import sys
+
+    from proxy.cli.client_files import FILES
+
+    base = f"{url.rstrip('/').removesuffix('/v1')}/v1"
+    name = _program(command)
+    remedy = IGNORES_ENVIRONMENT.get(name)
+    if remedy is None or any(base in word for word in command):
+        return
+    tool = TOOLS.get(name)
+    if tool is not None:
+        try:
+            if base in Path(FILES[tool].path).expanduser().read_text(encoding="utf-8"):
+                return
+        except (OSError, UnicodeDecodeError):
+            pass
+    told = remedy.format(url=base, root=base.removesuffix("/v1"))
+    print(f"compaction-proxy: {name} ignores the base URL in its environment: {told}", file=sys.stderr)
+
+
+def _program(command: Sequence[str]) -> str:
+    """The name of the program that a command runs, be it through a package runner."""
+    name = PurePath(command[0]).name if command else ""
+    if name in RUNNERS:
+        package = next((word for word in command[1:] if not word.startswith("-")), "")
+        name = package[:1] + package[1:].partition("@")[0]  # without its version
+    return PACKAGES.get(name, name.removesuffix(".cmd").removesuffix(".exe"))
 
 
 def _pays(config: "Config") -> bool:

@@ -7,7 +7,7 @@ Whatever goes wrong here, the client's own bytes go on.
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import NamedTuple
 
 import structlog
@@ -42,6 +42,8 @@ OUTPUT_MARGIN_TOKENS = 64
 BLIND_SHARE = 0.7
 # Where it says what it counted, little is estimated: what matters may fill this share of the window.
 TOLD_SHARE = 0.985
+# Why a round that was made is not applied.
+LONGER = "longer"
 # Why a request is bypassed that does not ask for it itself.
 ASKED = "asked"
 
@@ -105,8 +107,19 @@ class Compactor:
             fit = await self._failing_open(ask, self._fitted(ask))
             if self._remind is not None and ask.settings.recall.auto != "none":
                 fit = await self._remind(fit, ask)
-        await self._viewer.pin(ask, fit.report.conversation or ask.conversation)
+        await self._viewer.pin(ask, fit.report.conversation or ask.known_as)
         return fit
+
+    async def find_conversation(self, ask: Ask, *, has_tools: bool) -> Ask | None:
+        """Returns the request with the conversation that its messages continue, if its client names none.
+
+        None if it only stands beside a conversation.
+        """
+        named = ask.conversation is not None or not ask.remembered or ask.mode is Mode.BYPASS
+        if not named:
+            with contained(_not_found):
+                return await self._viewer.find_conversation(ask, has_tools=has_tools)
+        return ask
 
     async def refit(self, ask: Ask, refused: Fit, overflow: Overflow, refusals: int = 1) -> Fit | None:
         """The request made to fit what the upstream has just refused it for; None if it cannot be.
@@ -127,7 +140,7 @@ class Compactor:
         """Begin the work that will soon be needed; to be called once the client has its answer."""
 
         def failed(error: BaseException) -> None:
-            _log.warning(COMPACTION_FAILED, conversation=ask.conversation, error=type(error).__name__)
+            _log.warning(COMPACTION_FAILED, conversation=ask.known_as, error=type(error).__name__)
 
         with contained(failed):
             await self._replacing.prepare(await self._viewer.view(ask, fresh=True))
@@ -141,39 +154,40 @@ class Compactor:
             if isinstance(error, CompactionError):
                 reason = error.reason
             else:
-                _log.error(COMPACTION_FAILED, conversation=ask.conversation, exc_info=error)
+                _log.error(COMPACTION_FAILED, conversation=ask.known_as, exc_info=error)
 
         with contained(failed):
             return await fitting
-        return Fit(ask.body.raw, 0, Report(Status.FAILED_OPEN, ask.conversation, reason=reason))
+        return Fit(ask.body.raw, 0, Report(Status.FAILED_OPEN, ask.known_as, reason=reason))
 
     async def _fitted(self, ask: Ask) -> Fit:
         view = await self._viewer.view(ask)
         if view.wishes.bypass:
             return self._bypassed(view)
-        due = _due(view)
+        due, uncapped = _due(view), None
         if due is not None or self._replacing.caps(view):  # another replica may have done it already
             view = await self._viewer.renewed(view)
             if ask.mode is not Mode.SHADOW:
-                view = await self._replacing.capped(view)
+                before, view = view, await self._replacing.capped(view)
+                uncapped = None if view is before else before.size(before.effective)
             due = _due(view)
         if ask.mode is Mode.SHADOW:
             settled = Settled(view.messages, changed=False, fits=True)
             return self._written(view, settled, Status.SHADOW, due)
-        return await self._finished(view, due)
+        return await self._finished(view, due, uncapped=uncapped)
 
     async def _fit_unchanged(self, ask: Ask) -> Fit:
         """The request as it came. It is counted only where its answer may raise a learned limit."""
         estimate = 0
 
         def failed(error: BaseException) -> None:
-            _log.warning(COMPACTION_FAILED, conversation=ask.conversation, error=type(error).__name__)
+            _log.warning(COMPACTION_FAILED, conversation=ask.known_as, error=type(error).__name__)
 
         with contained(failed):
             if await self._learning.is_limited(ask.tenant, ask.origin, ask.model):
                 view = await self._viewer.view(ask)
                 estimate = view.counted(view.messages)
-        return Fit(ask.body.raw, estimate, Report(Status.BYPASSED, ask.conversation))
+        return Fit(ask.body.raw, estimate, Report(Status.BYPASSED, ask.known_as))
 
     def _bypassed(self, view: View) -> Fit:
         """The request as it came, because people want it so."""
@@ -224,11 +238,14 @@ class Compactor:
         asked = ask.body.max_output or 0
         return overflow.limit, refusals == 1 and _may_be_sum(overflow, learned.calibration, estimate, asked)
 
-    async def _finished(self, view: View, due: str | None) -> Fit:
-        """The request with a round made if one is due, and brought under the limit."""
-        status = Status.REUSED if view.earlier else Status.NONE
+    async def _finished(self, view: View, due: str | None, *, uncapped: int | None = None) -> Fit:
+        """The request with a round made if one is due, and brought under the limit.
+
+        `uncapped` is its size before results were shortened for this very request; None: none were.
+        """
+        status = Status.APPLIED if uncapped is not None else Status.REUSED if view.earlier else Status.NONE
         reason = None
-        tokens_due = view.size(view.effective)
+        tokens_due = view.size(view.effective) if uncapped is None else uncapped
         if due is not None:
             try:
                 view, reason = await self._replacing.compacted(view, due)
@@ -239,6 +256,8 @@ class Compactor:
         settled = await self._settled(view)
         if settled.changed and not settled.whole and status in {Status.NONE, Status.FAILED_OPEN}:
             status = Status.APPLIED
+        if not settled.changed and status in {Status.APPLIED, Status.REUSED}:
+            status, reason = Status.NONE, reason if status is Status.REUSED else reason or LONGER
         if not settled.fits and view.automatic:
             status = Status.OVER_LIMIT
         ahead = due is None and view.root is not None and view.soft() and bool(view.ask.routes)
@@ -249,7 +268,8 @@ class Compactor:
     async def _settled(self, view: View) -> Settled:
         """The list to forward: as it is if it may be, else repaired, and cut until it fits."""
         over = view.automatic and view.exceeds_window(view.effective)
-        if view.earlier is None and not over:
+        replaced = view.earlier is not None and bool(view.earlier.spans)
+        if not replaced and not over:
             return Settled(view.messages, changed=False, fits=True)
         messages = view.effective if view.earlier else with_shorter(view.messages, view.shorter)
         messages = messages if sound(messages) else repair(messages)
@@ -262,7 +282,12 @@ class Compactor:
             shorter = await cut(messages, view, self._reading)
             if not view.hopeless(shorter):  # else nothing is won by what was cut
                 messages, whole = shorter, False
-        if view.counted(messages) > view.counted(view.messages):  # never larger
+        useless = whole and not replaced  # repair alone does not make it fit
+        if (
+            useless
+            or _are_same(messages, view.messages)
+            or view.counted(messages) > view.counted(view.messages)
+        ):
             messages = view.messages
         changed = messages is not view.messages
         return Settled(messages, changed, fits=not view.hopeless(messages), whole=whole and changed)
@@ -277,7 +302,6 @@ class Compactor:
         tokens_due: int | None = None,
         ahead: bool = False,
     ) -> Fit:
-        self._viewer.note_conversation(view)
         raw = write(view.ask.body, settled.messages) if settled.changed else view.ask.body.raw
         max_output = None
         if status not in _UNTOUCHED:
@@ -305,6 +329,17 @@ class Compactor:
         if view.earlier is not None and settled.changed and settled.whole:
             put = Forwarded(settled.messages, view.body, view.earlier)
         return Fit(raw, view.counted(settled.messages), report, footing, guessed, ahead, listed, put)
+
+
+def _are_same(messages: Sequence[Message], sent: Sequence[Message]) -> bool:
+    """Whether a list holds the very messages that the client sent."""
+    return len(messages) == len(sent) and all(map(is_, messages, sent))
+
+
+def _not_found(error: BaseException) -> None:
+    """Leave what is wrong with a request to `fit`, which reports it."""
+    if not isinstance(error, CompactionError):
+        _log.error(COMPACTION_FAILED, exc_info=error)
 
 
 def _due(view: View) -> str | None:

@@ -42,7 +42,7 @@ class Ask:
         body: The request.
         model: The model that will answer.
         tenant: Whose it is.
-        conversation: Its id, if the headers gave one.
+        conversation: Its id, if the client gave one.
         origin: Of the upstream.
         settings: What the configuration says of the model.
         mode: How to treat it.
@@ -54,6 +54,7 @@ class Ask:
         lower_output: Whether the output asked for may be lowered to make the request fit.
         pins: What the client wants to be kept word for word.
         client: The name of the client, as far as its header fields tell (`dialects.project_instructions`).
+        continued: Id of the conversation that its messages continue, where the client gave none.
     """
 
     body: Body
@@ -71,6 +72,12 @@ class Ask:
     lower_output: bool = False
     pins: tuple[str, ...] = ()
     client: str = ""
+    continued: str | None = None
+
+    @property
+    def known_as(self) -> str | None:
+        """Id of its conversation, whoever found it."""
+        return self.conversation or self.continued
 
     @property
     def routes(self) -> tuple[SummaryRoute, ...]:

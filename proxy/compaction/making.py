@@ -20,7 +20,7 @@ from proxy.compaction.stand_ins import Put, stand_ins
 from proxy.compaction.summarising import Summarising
 from proxy.compaction.telling import APPLIED, SCHEDULED, Facts, facts_of, made_event, seen_after
 from proxy.compaction.turns import turn
-from proxy.core.checkpoint import EXTRACT, Checkpoint, covered_results, exact_digest
+from proxy.core.checkpoint import EXTRACT, Checkpoint, covered_results, exact_digest, participant_names
 from proxy.core.checkpoint_fields import from_fields, to_fields
 from proxy.core.digest import message_id
 from proxy.core.event import Event
@@ -256,6 +256,7 @@ def _checkpoint(job: Job, said: _Texts, puts: tuple[Put, ...]) -> Checkpoint:
         length=plan.length,
         exact=exact_digest(job.messages[: plan.length]),
         results=covered_results(job.messages, spans),
+        names=participant_names(job.messages[: plan.length]),
         spans=spans,
         stand_ins=tuple(put.messages for put in puts),
         summary="\n\n".join(said.texts) or (job.earlier.summary if job.earlier else ""),

@@ -70,7 +70,7 @@ class Observing:
             ask.origin,
             ask.model,
             answer,
-            thread=footing.root if footing else ask.conversation,
+            thread=footing.root if footing else ask.known_as,
             echoed=lambda: Mentioned(ask.body.raw),
             configured=ask.settings.window is not None,
         )

@@ -10,24 +10,12 @@ from typing import NamedTuple
 from proxy.core.client_forms import find_files
 from proxy.core.digest import prefix_digests
 from proxy.core.message import Message
-from proxy.core.mover import RequestEnd, find_moving, is_continued, is_followed, take_end
+from proxy.core.mover import RequestEnd, find_moving, is_followed, take_end
 from proxy.lru import Lru
 
 MAX_HELD_BYTES = 4 * 1024 * 1024
 # What holding the end of a request takes for each of its prefixes.
 PREFIX_BYTES = 400
-
-
-class Comparison(NamedTuple):
-    """What the request before tells of a request.
-
-    Attributes:
-        moving: How many of its last messages the client moves.
-        conversation: Id of the conversation that it goes on with; None if that is not known for sure.
-    """
-
-    moving: int
-    conversation: str | None = None
 
 
 class _Beginning(NamedTuple):
@@ -36,12 +24,10 @@ class _Beginning(NamedTuple):
     Attributes:
         end: Its last messages.
         length: Number of messages that it begins with.
-        whole: Prefix digest of all its messages.
     """
 
     end: RequestEnd
     length: int
-    whole: bytes
 
 
 class PreviousRequests:
@@ -53,12 +39,11 @@ class PreviousRequests:
 
     def __init__(self, max_held_bytes: int = MAX_HELD_BYTES) -> None:
         self._beginnings: Lru[tuple[str, bytes], _Beginning] = Lru(max_held_bytes)
-        self._conversations: Lru[tuple[str, bytes], str] = Lru(max_held_bytes // 4)
 
-    def compare(
+    def count_moving(
         self, scope: str, messages: Sequence[Message], prefixes: Sequence[bytes], seed: bytes
-    ) -> Comparison:
-        """Compares a request with the one before it, and remembers it.
+    ) -> int:
+        """Returns how many of its last messages the client of a request moves, and remembers the request.
 
         Args:
             scope: Whose request it is, and of which conversation if the client names it.
@@ -67,29 +52,21 @@ class PreviousRequests:
             seed: What the prefix digests of its wire begin with.
         """
         if not messages:
-            return Comparison(0)
+            return 0
         before = self._find(scope, prefixes)
-        conversation = None
         if before is not None and is_followed(before.end, messages, before.length):
             moving_from = find_moving(messages, before.end, before.length)
-            if is_continued(before.end, messages, before.length):
-                conversation = self._conversations.get((scope, before.whole))
         else:
             files = find_files(messages)
             moving_from = len(messages) if files is None else files
         end = take_end(messages, moving_from)
         for length in range(max(1, end.start), end.length + 1):
-            self._put(scope, prefixes[length - 1], _Beginning(end, length, prefixes[-1]))
+            self._put(scope, prefixes[length - 1], _Beginning(end, length))
         if end.start == 0:  # the next request may begin with the last message of this one
             [first] = prefix_digests(messages[-1:], seed)
             if self._beginnings.get((scope, first)) is None:
-                self._put(scope, first, _Beginning(end, 0, prefixes[-1]))
-        return Comparison(len(messages) - moving_from, conversation)
-
-    def note_conversation(self, scope: str, prefixes: Sequence[bytes], conversation: str) -> None:
-        """Remember which conversation a request turned out to be of."""
-        if prefixes:
-            self._conversations.put((scope, prefixes[-1]), conversation, PREFIX_BYTES)
+                self._put(scope, first, _Beginning(end, 0))
+        return len(messages) - moving_from
 
     def _find(self, scope: str, prefixes: Sequence[bytes]) -> _Beginning | None:
         """The request with the longest common prefix; of several the last."""

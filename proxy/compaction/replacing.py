@@ -325,4 +325,5 @@ def _with_edits(ready: Checkpoint, earlier: Checkpoint | None) -> Checkpoint:
         spans=(*ready.spans, *(span for span, _ in later)),
         stand_ins=(*ready.stand_ins, *(put for _, put in later)),
         edited=ready.edited | {span.start for span, _ in later},
+        names=earlier.names,
     )

@@ -58,7 +58,6 @@ class View:
         basis: The numbers that T follows from where it is about money, each with its name.
         growth: What will have come by the time a round of it is put in force, calibrated.
         moving: How many of the last messages of `body` the client moves; 0 also where a round must take them.
-        continued: The conversation of the request before, where this one surely goes on with it.
         shorter: What instructions of the project become in a list that is rewritten, by index in `messages`;
             None: they are left out. Those that stay whole are not in it.
     """
@@ -85,7 +84,6 @@ class View:
     basis: Mapping[str, float] = field(default_factory=dict)
     growth: int = 0
     moving: int = 0
-    continued: str | None = None
     shorter: Mapping[int, Message | None] = field(default_factory=dict)
 
     @property
@@ -131,9 +129,8 @@ class View:
 
     @property
     def conversation(self) -> str | None:
-        """The id that the headers gave, else the one that the stored rounds or requests carry along."""
-        carried = self.earlier.conversation if self.earlier else self.continued
-        return self.ask.conversation or carried
+        """The id that the client or the messages gave, else the one that the stored rounds carry along."""
+        return self.ask.known_as or (self.earlier.conversation if self.earlier else None)
 
     @kept
     def fixed(self) -> int:
@@ -324,7 +321,7 @@ def remembered_as(ask: Ask, prefixes: Sequence[bytes]) -> bytes | None:
 
 def thread(ask: Ask, root: bytes, strategy: str) -> str:
     """What happened in one conversation under one strategy is known by this, and by nothing less."""
-    return "/".join((ask.tenant, root.hex(), strategy, ask.conversation or ""))
+    return "/".join((ask.tenant, root.hex(), strategy, ask.known_as or ""))
 
 
 def gauge_of(ask: Ask) -> Gauge:

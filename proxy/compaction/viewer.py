@@ -12,9 +12,10 @@ from proxy.compaction.checkpoint_index import CheckpointIndex
 from proxy.compaction.cutting import CUT_MARGIN, NOTICE_TOKENS
 from proxy.compaction.fitting import Ask
 from proxy.compaction.policies import policy_for
-from proxy.compaction.previous_requests import Comparison, PreviousRequests
+from proxy.compaction.previous_requests import PreviousRequests
 from proxy.compaction.terms import about_money, terms_for
 from proxy.compaction.view import View, applied, gauge_of, remembered_as, thread
+from proxy.conversation_index import ConversationIndex
 from proxy.core.anchor import Anchor
 from proxy.core.anchor import place_of as counted_at
 from proxy.core.calibration import Calibration
@@ -74,6 +75,7 @@ class Viewer:
         anchors: Anchors,
         wishes: Wishing,
         aiming: Aiming | None = None,
+        conversations: ConversationIndex | None = None,
     ) -> None:
         self._reading = reading
         self._records = records
@@ -83,6 +85,7 @@ class Viewer:
         self._wishes = wishes
         self._aiming = aiming
         self._previous = PreviousRequests()
+        self._conversations = conversations
         self._read: OrderedDict[str, tuple[Fields, Checkpoint | None]] = OrderedDict()
         self._short: Lru[tuple[bytes, int, Gauge], Message] = Lru(MAX_SHORT_BYTES)
 
@@ -113,10 +116,10 @@ class Viewer:
             spent = replace(spent, limit=limit, input_limit=input_limit)
         sought = _Sought(ask, terms.policy.name, root, listed.body, listed.prefixes)
         matched = await self._matched(sought, fresh=fresh)
-        compared = Comparison(0)
+        moving = 0
         if ask.remembered:
             seed = gauge.dialect.seed
-            compared = self._previous.compare(_scope(ask), listed.body, listed.prefixes, seed)
+            moving = self._previous.count_moving(_scope(ask), listed.body, listed.prefixes, seed)
         shorter = await self._shorten(listed.messages, spent.input_limit, matched.wishes.removed, gauge)
         await self._note_instructions(ask, matched.checkpoint, listed.messages)
         return View(
@@ -139,10 +142,29 @@ class Viewer:
             wishes=matched.wishes,
             drift=self._learning.drift(ask.tenant, ask.origin, ask.model),
             basis=basis,
-            moving=compared.moving,
-            continued=compared.conversation,
+            moving=moving,
             shorter=shorter,
         )
+
+    async def find_conversation(self, ask: Ask, *, has_tools: bool) -> Ask | None:
+        """Returns the request with the conversation that its messages continue; None if it is beside one.
+
+        Raises:
+            Unreadable: A message is none.
+        """
+        client = ask.client or find_client_by_members(ask.body.prompt_members)
+        listed = await self._reading.listed(ask.body, gauge_of(ask), client)
+        if self._conversations is None or not listed.body:
+            return ask
+
+        async def recall() -> str | None:
+            earlier = (await self.view(ask)).earlier
+            return earlier.conversation if earlier else None
+
+        found = await self._conversations.find(
+            ask.tenant, listed.body, listed.prefixes, has_tools=has_tools, recall=recall
+        )
+        return replace(ask, continued=found) if found else None
 
     def _aimed(
         self, ask: Ask, root: bytes | None, listed: Listed, calibration: Calibration, overhead: int
@@ -182,7 +204,7 @@ class Viewer:
         self, ask: Ask, checkpoint: Checkpoint | None, messages: Sequence[Message]
     ) -> None:
         """Keep which instructions the conversation holds, for people to see."""
-        conversation = ask.conversation or (checkpoint.conversation if checkpoint else None)
+        conversation = ask.known_as or (checkpoint.conversation if checkpoint else None)
         found = {each.instruction: each.tokens for each in messages if each.instruction is not None}
         if conversation is not None and found:
             noted = [NotedInstruction(*instruction, tokens) for instruction, tokens in found.items()]
@@ -200,12 +222,6 @@ class Viewer:
             wishes=matched.wishes,
             drifting=False,
         )
-
-    def note_conversation(self, view: View) -> None:
-        """Remember which conversation a request is of that names none: what follows it may have no round."""
-        ask, conversation = view.ask, view.conversation
-        if ask.remembered and ask.conversation is None and conversation is not None:
-            self._previous.note_conversation(_scope(ask), view.prefixes, conversation)
 
     async def pin(self, ask: Ask, conversation: str | None) -> None:
         """Keep what the request pins, so that whatever comes after it finds that."""
@@ -234,7 +250,7 @@ class Viewer:
             return _Matched()
         places, wishes = await self._stored(sought, root, fresh=fresh)
         checkpoint = await self._deepest(sought, root, places)
-        if ask.conversation is None and checkpoint is not None:
+        if ask.known_as is None and checkpoint is not None:
             wishes = await self._wishes.of(ask.tenant, checkpoint.conversation)
         if checkpoint is not None and wishes.undone:
             checkpoint = await self._deepest(sought, root, places.difference(wishes.undone))
@@ -248,7 +264,7 @@ class Viewer:
 
         The store is asked for all that is missing at once.
         """
-        tenant, conversation = sought.ask.tenant, sought.ask.conversation
+        tenant, conversation = sought.ask.tenant, sought.ask.known_as
         key = checkpoints_key(tenant, root, sought.strategy)
         places = None if fresh else self._index.held(key)
         wishes = self._wishes.held(tenant, conversation) if conversation else NO_WISHES

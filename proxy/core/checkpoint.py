@@ -6,11 +6,11 @@ So a wrong, stale or shared identity is a miss, never a leak. Indices count non-
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from proxy.core.digest import chain, outline_digest
+from proxy.core.digest import chain, message_digest, result_digest
 from proxy.core.message import Message, Span, latest_user
 
 PREFIX_BYTES = 32
@@ -29,7 +29,7 @@ class Result:
     Attributes:
         index: Its index.
         digest: The message's digest, 32 bytes.
-        outline: Its digest without the text, 32 bytes.
+        outline: Its digest without the text, 32 bytes (`result_digest`).
         head: SHA-256 of its first characters, 32 bytes.
         characters: Length of its text.
     """
@@ -63,6 +63,8 @@ class Checkpoint:
             stand-ins of their span.
         writer: Name of the model that wrote the summary; `EXTRACT` if none did, empty if there is none.
         edited: Indices of messages that stay where they are, shortened.
+        names: The `name` of each message in `[0, length)` that had one, by its index. None in records of
+            version 0.1, which stand for messages of the same names only.
     """
 
     strategy: str
@@ -81,6 +83,7 @@ class Checkpoint:
     rounds: tuple[int, ...] = ()
     writer: str = ""
     edited: frozenset[int] = frozenset()
+    names: tuple[tuple[int, str], ...] | None = None
 
     def covers(self, index: int) -> bool:
         """Whether something stands in for the message at `index`, be it the message itself, shortened."""
@@ -142,13 +145,18 @@ def covered_results(messages: Sequence[Message], spans: Iterable[Span]) -> tuple
     )
 
 
+def participant_names(messages: Iterable[Message]) -> tuple[tuple[int, str], ...]:
+    """The `name` of each message that has one, by its index."""
+    return tuple((index, message.name) for index, message in enumerate(messages) if message.name)
+
+
 def _remembered(index: int, message: Message) -> Result:
-    return Result(index, message.digest, outline_digest(message), _head(message.text), len(message.text))
+    return Result(index, message.digest, result_digest(message), _head(message.text), len(message.text))
 
 
 def _known(result: Result, message: Message) -> bool:
     """Whether the message is the remembered result, cleared or shortened."""
-    if outline_digest(message) != result.outline:
+    if result_digest(message) != result.outline:
         return False
     characters = len(message.text)
     return characters < result.characters and (
@@ -158,13 +166,41 @@ def _known(result: Result, message: Message) -> bool:
 
 def _same_prefix(checkpoint: Checkpoint, messages: Sequence[Message], *, shortened: bool) -> bool:
     """Whether the covered prefix is the one that the checkpoint was made of."""
-    digests = [message.digest for message in messages[: checkpoint.length]]
+    possible = _possible_prefixes(checkpoint, messages)
+    return any(_is_covered(checkpoint, covered, shortened=shortened) for covered in possible)
+
+
+def _is_covered(checkpoint: Checkpoint, covered: Sequence[Message], *, shortened: bool) -> bool:
+    digests = [message.digest for message in covered]
     for result in checkpoint.results:
         if 0 <= result.index < len(digests) and digests[result.index] != result.digest:
-            if not (shortened and _known(result, messages[result.index])):
+            if not (shortened and _known(result, covered[result.index])):
                 return False
             digests[result.index] = result.digest
     return _chained(tuple(digests)) == checkpoint.exact
+
+
+def _possible_prefixes(checkpoint: Checkpoint, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    """The covered prefix with the names that it has, and then, where these differ, with those that it had.
+
+    A name that only one of the two sides has makes no difference.
+    """
+    covered = list(messages[: checkpoint.length])
+    yield covered
+    if checkpoint.names is None:
+        return
+    names = dict(checkpoint.names)
+    renamed = [_renamed(message, names.get(index, "")) for index, message in enumerate(covered)]
+    if any(one is not other for one, other in zip(covered, renamed, strict=True)):
+        yield renamed
+
+
+def _renamed(message: Message, name: str) -> Message:
+    """The message under the name that it had, where it had or has none; else the message."""
+    if name == message.name or (name and message.name):
+        return message
+    made = replace(message, name=name)
+    return replace(made, digest=message_digest(made))
 
 
 @lru_cache(maxsize=256)  # a round asks several times, and each request of its conversation again
@@ -204,7 +240,9 @@ def stands(checkpoint: Checkpoint, messages: Sequence[Message], conversation: st
 def current(checkpoint: Checkpoint, messages: Sequence[Message]) -> Checkpoint:
     """The checkpoint without what it shortened and the client has since shortened itself."""
     made_of = {result.index: result.digest for result in checkpoint.results}
-    changed = {k for k in checkpoint.edited & made_of.keys() if messages[k].digest != made_of[k]}
+    possible = list(_possible_prefixes(checkpoint, messages))
+    masked = checkpoint.edited & made_of.keys()
+    changed = {k for k in masked if all(each[k].digest != made_of[k] for each in possible)}
     if not changed:
         return checkpoint
     pieces = [(span, put) for span, put in checkpoint.pieces if span.start not in changed]

@@ -29,6 +29,7 @@ def to_fields(checkpoint: Checkpoint) -> dict[str, Any]:
         "rounds": list(checkpoint.rounds),
         "writer": checkpoint.writer,
         "edited": sorted(checkpoint.edited),
+        **({} if checkpoint.names is None else {"names": [list(each) for each in checkpoint.names]}),
     }
 
 
@@ -62,10 +63,15 @@ def from_fields(fields: Mapping[str, Any]) -> Checkpoint | None:
             rounds=tuple(map(int, fields.get("rounds", ()))),
             writer=str(fields.get("writer", "")),
             edited=frozenset(map(int, fields.get("edited", ()))),
+            names=_names(fields.get("names")),
         )
     except (KeyError, ValueError, TypeError, IndexError, OverflowError):
         return None
     return checkpoint if _sound(checkpoint) else None
+
+
+def _names(fields: Sequence[Any] | None) -> tuple[tuple[int, str], ...] | None:
+    return None if fields is None else tuple((int(index), str(name)) for index, name in fields)
 
 
 def _result(fields: Sequence[Any]) -> Result:

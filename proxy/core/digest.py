@@ -116,14 +116,14 @@ def _call(call: Call) -> bytes:
     return _field(call.id) + _field(call.name) + _field(canonical_arguments(call.arguments))
 
 
-def _digest(message: Message, content: list[bytes]) -> bytes:
+def _digest(message: Message, content: list[bytes], name: str) -> bytes:
     fields = (
         VERSION,
         _ROLES.get(message.role) or _field(message.role),
         sum(map(len, content)).to_bytes(8, "big"),
         *content,
         _field(message.refusal),
-        _field(message.name),
+        _field(name),
         _sized(b"".join(map(_call, message.calls))) if message.calls else _EMPTY,
         _sized(b"".join(map(_field, message.answers))) if message.answers else _EMPTY,
     )
@@ -137,16 +137,25 @@ def _digest(message: Message, content: list[bytes]) -> bytes:
 
 def message_digest(message: Message) -> bytes:
     """SHA-256 over a message's canonical content, 32 bytes. `raw` and `tokens` do not take part."""
-    return _digest(message, _content(message))
+    return _digest(message, _content(message), message.name)
 
 
 def outline_digest(message: Message) -> bytes:
-    """The digest without the text of a tool result, 32 bytes.
+    """The digest without the text of a tool result and without the message's name, 32 bytes.
 
-    A client that clears or shortens old tool results keeps the outline of its conversation, so stored
-    checkpoints are found by it; `core.checkpoint` then decides message by message.
+    A client that clears or shortens old tool results, or names messages later, keeps the outline of its
+    conversation, so stored checkpoints are found by it; `core.checkpoint` then decides message by message.
     """
-    return _digest(message, []) if message.answers else message.digest or message_digest(message)
+    if message.answers:
+        return _digest(message, [], "")
+    if message.name:
+        return _digest(message, _content(message), "")
+    return message.digest or message_digest(message)
+
+
+def result_digest(message: Message) -> bytes:
+    """The digest of a tool result without its text, 32 bytes; the outline with the name."""
+    return _digest(message, [], message.name)
 
 
 def chain(digests: Iterable[bytes], last: bytes = VERSION) -> list[bytes]:

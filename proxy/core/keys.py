@@ -6,6 +6,7 @@ name of a model, or text as it came. Every store and every version keeps these n
 
 | scope | kinds |
 | --- | --- |
+| tenant and first message, or root | `heads` |
 | tenant and root | `checkpoint` (its lease: `…:lease`), `checkpoints`, `staged`, `archive`, `archives` |
 | | `piece`, `detail`, `rounds`, `anchors` |
 | tenant | `archived` (its lease: `…:lease`), `compacted` |
@@ -135,6 +136,12 @@ def roots_key(tenant: str, conversation: str) -> str:
 def events_key(tenant: str, conversation: str) -> str:
     """List: events of a conversation that belong to no checkpoint, such as failures."""
     return f"{_scope(tenant, conversation)}:events"
+
+
+@_remembered
+def heads_key(tenant: str, beginning: bytes) -> str:
+    """List: how far the conversations have come that begin so and whose clients send no id."""
+    return f"{_scope(tenant, beginning)}:heads"
 
 
 def exchanges_key(tenant: str, conversation: str) -> str:

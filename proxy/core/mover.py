@@ -8,7 +8,6 @@ one before it; all indices count non-privileged messages.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.core.client_forms import find_user_messages
 from proxy.core.message import Message, unit_start
 
 # What stood behind the common beginning of two requests has moved if it was so little; else the client has
@@ -54,18 +53,6 @@ def is_followed(before: RequestEnd, messages: Sequence[Message], common: int) ->
         return True
     found = before.digests[-1] in {each.digest for each in messages[common : common + before.length]}
     return found and len(messages) > before.length
-
-
-def is_continued(before: RequestEnd, messages: Sequence[Message], common: int) -> bool:
-    """Returns whether a request is surely of the conversation of the one before.
-
-    What both begin with holds an answer to the user; or the message that was the last one comes next.
-    Examples that a client sends with every conversation say nothing.
-    """
-    if common < len(messages) and messages[common].digest == before.digests[-1]:
-        return True
-    asked = next(find_user_messages(messages), common)
-    return any(messages[index].role == "assistant" for index in range(asked, common))
 
 
 def find_moving(messages: Sequence[Message], before: RequestEnd, common: int) -> int:

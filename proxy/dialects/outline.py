@@ -54,3 +54,29 @@ def held(member: bytes) -> object:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return value
+
+
+def read_texts(raw: bytes) -> tuple[list[str], list[str]]:
+    """The texts of a small body's system prompts, and those of its user messages, on every wire."""
+    try:
+        body = _ANY.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return [], []
+    if not isinstance(body, dict):
+        return [], []
+    system = [_text(body.get("system")), _text(body.get("instructions"))]
+    user: list[str] = []
+    listed = body.get("messages", body.get("input"))
+    for each in listed if isinstance(listed, list) else [{"role": "user", "content": listed}]:
+        if isinstance(each, dict):
+            texts = user if each.get("role") == "user" else system
+            texts.append(_text(each.get("content")))
+    return [text for text in system if text], [text for text in user if text]
+
+
+def _text(content: object) -> str:
+    """The text of a message's content: a string, or parts of which some have a text."""
+    if isinstance(content, list):
+        parts = [each.get("text") for each in content if isinstance(each, dict)]
+        return "\n".join(part for part in parts if isinstance(part, str))
+    return content if isinstance(content, str) else ""

@@ -44,7 +44,9 @@ from proxy.relay.passage import Passage, request_id
 from proxy.relay.paths import deployment
 from proxy.relay.recalling import Course, Offer, asked_with, minds, offer
 from proxy.relay.refusal import too_long
+from proxy.relay.side_calls import Side
 from proxy.relay.summary_routes import summary_routes
+from proxy.relay.unread_conversations import TOOLS, UnreadConversations
 from proxy.relay.whose import Whose
 from proxy.tracing import Tracer
 
@@ -68,6 +70,7 @@ class Endpoint:
         tracer: Follows requests; None: nobody does.
         memory: What models may search; None: no model is offered that.
         triggers: Answers requests for compaction items, and opens those of ours. None: the wire has none.
+        unread: Finds the conversations of small requests. None: those without an id have none.
     """
 
     def __init__(  # noqa: PLR0913 - all that a request needs, by name
@@ -84,6 +87,7 @@ class Endpoint:
         tracer: Tracer | None = None,
         memory: Memory | None = None,
         triggers: TriggerResponder | None = None,
+        unread: UnreadConversations | None = None,
     ) -> None:
         self._config = config
         self._upstream = upstream
@@ -98,6 +102,7 @@ class Endpoint:
         self._tracer = tracer
         self._memory = memory
         self._triggers = triggers
+        self._unread = unread
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
@@ -166,6 +171,8 @@ class Endpoint:
             async with while_connected(passage.scope, receive):
                 tap = await self._relay(passage, send)
             usage = tap.result() if tap is not None and not passage.failed else None
+            if passage.search is not None:
+                passage.who = replace(passage.who, conversation=await passage.search)
         finally:
             passage.ended(usage, self._origin, self._aftermath.notes)
         return None if tap is None else passage.answered(usage)
@@ -186,8 +193,9 @@ class Endpoint:
             passage.code = httpx.codes.OK
             passage.settled()
             return None
-        passage.release()
         passage.code = answer.response.status
+        self._search_conversation(passage)
+        passage.release()
         passage.settled()
         if passage.offer is not None and answer.response.status == httpx.codes.OK:
             return await self._relay_one(passage, passage.offer, answer, send)
@@ -197,6 +205,12 @@ class Endpoint:
         tap = self._dialect.tap(answer.field(b"content-type"), answer.field(b"content-encoding"))
         whole = await relay_back(answer, send, extra=passage.headers(), tap=tap.feed)
         return tap if whole else None
+
+    def _search_conversation(self, passage: Passage) -> None:
+        """Begin to look for the conversation of a request that went on unread, if its client named none."""
+        known = passage.fit is not None or passage.conversation is not None or passage.side is not None
+        if not known and self._unread is not None and passage.code == httpx.codes.OK:
+            passage.search = self._unread.start_search(passage.who.tenant, passage.raw)
 
     async def _answer_known(self, trigger: TriggerRequest, send: Send) -> bool:
         """Answer a trigger if the upstream is known not to. Returns whether it was answered."""
@@ -266,7 +280,7 @@ class Endpoint:
         model = deployment(passage.scope["raw_path"]) or body.model
         settings = for_model(self._config, model)
         policy = policy_for(settings, passage.control.strategy)
-        return Ask(
+        ask = Ask(
             body=body,
             model=model,
             tenant=passage.who.tenant,
@@ -292,6 +306,11 @@ class Endpoint:
             client=find_client(first_values(passage.scope["headers"])),
             remembered=passage.who.conversation is not None or self._config.session.fallback == "content",
         )
+        if passage.side is not None:
+            return ask
+        found = await self._compactor.find_conversation(ask, has_tools=TOOLS in passage.raw)
+        passage.side = Side.ALONE if found is None else None
+        return found or ask
 
     async def _answer(self, passage: Passage) -> Answer:
         """The upstream's answer; that of another request where it refuses what we can leave out."""

@@ -1,5 +1,6 @@
 """One request on its way through the relay: what is known of it at each stage, and its figures at the end."""
 
+import asyncio
 import re
 import time
 from dataclasses import dataclass, field, replace
@@ -68,6 +69,7 @@ class Passage:
         offer: How the model may search what was removed; None: it may not.
         trigger: The same request without the compaction trigger that it ends in; None: it ends in none.
         course: How its answer goes on; None: nothing is to be looked for in it.
+        search: Looks for its conversation while the answer is relayed; None: nothing does.
     """
 
     who: Who
@@ -94,6 +96,7 @@ class Passage:
     offer: Offer | None = None
     trigger: TriggerRequest | None = None
     course: Course | None = None
+    search: asyncio.Task[str | None] | None = None
 
     @property
     def conversation(self) -> str | None:
@@ -108,7 +111,7 @@ class Passage:
     @property
     def teaches(self) -> bool:
         """Whether anything is done with what its answer says."""
-        return self.ask is not None or self.conversation is not None
+        return self.ask is not None or self.conversation is not None or self.search is not None
 
     @property
     def failed(self) -> bool:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
-from proxy.dialects.outline import held, outline
+from proxy.core.title_request import is_title_prompt, is_title_request
+from proxy.dialects.outline import held, outline, read_texts
 
 # What Claude Code says of a request: `main`, `subagent`, `workflow`, `compaction` or `auxiliary`.
 CLASS: Final = b"x-claude-code-request-class"
@@ -23,6 +24,8 @@ _TOKENS: Final = b'tokens"'
 _TOOLS: Final = b'"tools"'
 # What only requests have in which the model has said something before.
 _PAST: Final = (b'"assistant"', b'_call"', b'_output"')
+# No body without them asks for a title, for tags or for follow-up questions.
+_TITLES: Final = (b"itle", b"tags", b"eadline", b"ollow-up", b"this session")
 # Conversations that are known to have tools, or not to have any in so many requests.
 MAX_CONVERSATIONS: Final = 10_000
 _LOOKS: Final = 3
@@ -50,9 +53,9 @@ def side(raw: bytes, kind: bytes, *, tooled: bool) -> Side | None:
     size = len(raw)
     if size <= MAX_PROBE_BYTES and _TOKENS in raw and _is_probe(raw):
         return _beside(raw)
-    if tooled and size <= MAX_TITLE_BYTES and _TOOLS not in raw and _beside(raw) is Side.ALONE:
-        return Side.ALONE
-    return None
+    if size > MAX_TITLE_BYTES or _TOOLS in raw or _beside(raw) is Side.WITHIN:
+        return None
+    return Side.ALONE if tooled or _asks_for_title(raw) else None
 
 
 def _is_probe(raw: bytes) -> bool:
@@ -62,6 +65,14 @@ def _is_probe(raw: bytes) -> bool:
         return False
     limits = (told.max_tokens, told.max_completion_tokens, told.max_output_tokens)
     return 1 in [held(limit) for limit in limits]
+
+
+def _asks_for_title(raw: bytes) -> bool:
+    """Whether a client asks for a title of a conversation that it may not have begun yet."""
+    if not any(each in raw for each in _TITLES):
+        return False
+    system, user = read_texts(raw)
+    return any(map(is_title_prompt, system)) or any(map(is_title_request, user))
 
 
 def _beside(raw: bytes) -> Side:

@@ -111,7 +111,8 @@ def test_line_ends_and_links_stay_as_they_are(run: Run, tmp_path: Path) -> None:
     real.write_bytes(b"model: x\r\nopenai-api-base: http://old/v1\r\n")
     link.symlink_to(real)
     assert run("connect", "aider", "--apply", "--file", str(link)).exit_code == 0
-    assert real.read_bytes() == f"model: x\r\nopenai-api-base: {URL}\r\n".encode()
+    made = f"model: x\r\nopenai-api-base: {URL}\r\nmax-chat-history-tokens: 128000\r\n"
+    assert real.read_bytes() == made.encode()
     assert link.is_symlink()
 
 
@@ -134,6 +135,7 @@ def test_codex_is_pointed_at_us_and_nothing_else_changes_or_the_file_is_refused(
     assert made["model_providers"].pop("compaction-proxy")["base_url"] == URL
     before.pop("model_provider", None)
     before.setdefault("model_providers", {}).pop("compaction-proxy", None)
+    assert made.pop("model_context_window") == 128_000
     assert made == before
 
 

@@ -130,7 +130,7 @@ async def test_an_undone_cap_is_not_made_again_where_the_request_fits_without_it
         fit = await made.fit(messages)
         await made.wishing.undo("t", "c_1", bytes.fromhex(fit.report.place))
         undone = await made.fit(messages[:-1] + results(2, lines=TOO_LARGE)[-1:])
-    assert fit.report.status is Status.REUSED
+    assert fit.report.status is Status.APPLIED
     assert undone.report.status is Status.NONE
 
 

@@ -16,6 +16,7 @@ from proxy.core.checkpoint import (
     deepest,
     exact_digest,
     found_by,
+    participant_names,
     place,
     stands,
 )
@@ -309,3 +310,29 @@ def test_what_the_client_has_shortened_itself_is_not_put_back() -> None:
     assert deepest([made], [TASK, CALLING, RESULT, SAID, NEXT]) == made
     found = deepest([made], [TASK, CALLING, text(RESULT, "gone"), SAID, NEXT])
     assert found == replace(made, spans=(), stand_ins=(), edited=frozenset())
+
+
+def test_a_name_that_only_one_side_has_makes_no_difference_and_two_names_do() -> None:
+    plain = [digested(replace(each, name="")) for each in (TASK, CALLING, RESULT, NEXT)]
+    named = [digested(replace(plain[0], name="ann")), *plain[1:]]
+    other = [digested(replace(plain[0], name="bob")), *plain[1:]]
+    spans = (Span(1, 3),)
+    for body, standing in ((plain, (plain, named, other)), (named, (plain, named))):
+        made = Checkpoint(
+            strategy="split",
+            conversation="c_1",
+            round=1,
+            length=3,
+            exact=exact_digest(body[:3]),
+            results=covered_results(body, spans),
+            spans=spans,
+            stand_ins=((),),
+            summary="",
+            tokens_before=0,
+            tokens_after=0,
+            names=participant_names(body[:3]),
+        )
+        assert from_fields(to_fields(made)) == made
+        for sent in (plain, named, other):
+            assert stands(made, sent) is (sent in standing)
+            assert not stands(replace(made, names=None), sent) or sent == body

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from proxy.core.message import Call, Message
-from proxy.core.mover import RequestEnd, find_moving, is_continued, is_followed, take_end
+from proxy.core.mover import RequestEnd, find_moving, is_followed, take_end
 
 
 def messages(said: str) -> list[Message]:
@@ -89,9 +89,3 @@ def test_few_common_messages_need_the_last_one_to_come_again() -> None:
     assert is_followed(end_of("uf ok u1"), messages("u1 a1 ug ok u2"), 0)
     assert not is_followed(end_of("uf ok u1"), messages("u1"), 0)
     assert is_followed(end_of("u1"), messages("u1 a1 u2"), 1)
-
-
-def test_only_an_answer_or_the_moved_message_shows_that_a_conversation_goes_on() -> None:
-    assert is_continued(end_of("u1 a1 uf ok u2"), messages("u1 a1 u2 a2 ug ok u3"), 2)
-    assert is_continued(end_of("uf ok u1"), messages("u1 a1 ug ok u2"), 0)
-    assert not is_continued(end_of("u1 u2"), messages("u1 u3 a3"), 1)

@@ -1,0 +1,29 @@
+"""Recognises requests for a title, which clients send beside a conversation and often before it."""
+
+import re
+
+# Such requests say what they want at one end of their text; what stands between is the conversation.
+EDGE_CHARACTERS = 600
+_VERB = (
+    r"\b(?:generate|create|write|provide|suggest|give|make|produce|extract|come up with"
+    r"|(?:reply|respond|answer) (?:\w+ )?with)\b"
+)
+_NOUN = r"\b(?:titles?|headline|tags|follow-up (?:questions|prompts))\b"
+_OBJECT = r"\b(?:conversation|chat|session|thread|discussion|dialogue)\b"
+_OF_CONVERSATION = re.compile(
+    rf"{_VERB}[^.]{{0,80}}{_NOUN}[^.]{{0,120}}{_OBJECT}"
+    rf"|{_VERB}[^.]{{0,80}}{_OBJECT} {_NOUN}"
+    r"|\bdescription of this session in \w+ words",
+    re.IGNORECASE,
+)
+_OF_ANYTHING = re.compile(rf"{_VERB}[^.]{{0,80}}\btitles?\b|\btitle (?:generator|writer)\b", re.IGNORECASE)
+
+
+def is_title_request(text: str) -> bool:
+    """Whether a user message asks for a title of the conversation, for tags or for follow-up questions."""
+    return any(map(_OF_CONVERSATION.search, (text[:EDGE_CHARACTERS], text[-EDGE_CHARACTERS:])))
+
+
+def is_title_prompt(text: str) -> bool:
+    """Whether a system prompt begins by asking for titles."""
+    return _OF_ANYTHING.search(text[:EDGE_CHARACTERS]) is not None

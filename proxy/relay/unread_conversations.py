@@ -1,0 +1,89 @@
+"""Finds the conversations of small requests that go on unread and whose clients send no id.
+
+A request is read for this once the upstream answers, so that nobody waits. That takes more processor time
+than relaying it. So a busy process reads some of them only: the others are in no conversation's figures, and
+the next one that is read continues the conversation all the same.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+
+from proxy.conversation_index import ConversationIndex
+from proxy.core.digest import prefix_digests
+from proxy.dialects.body import read
+from proxy.dialects.dialect import Dialect
+from proxy.errors import Unreadable
+from proxy.guard import contained
+from proxy.logs import NOT_OBSERVED
+
+# Larger requests are in no hurry to be listed: they will soon be read anyway.
+MAX_BYTES = 65_536
+# What is read in a second, in bytes, and at once after a rest. A request counts as so many bytes more.
+BYTES_PER_S = 524_288
+BURST_BYTES = 1_048_576
+REQUEST_BYTES = 4_096
+TOOLS = b'"tools"'
+
+_log = structlog.get_logger()
+
+
+class UnreadConversations:
+    """Finds conversations of one wire, on one event loop.
+
+    Args:
+        dialect: The wire.
+        conversations: Knows how far conversations have come.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        conversations: ConversationIndex,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._dialect = dialect
+        self._conversations = conversations
+        self._clock = clock
+        self._left_bytes = float(BURST_BYTES)
+        self._at = clock()
+        self._searches: set[asyncio.Task[str | None]] = set()
+
+    def start_search(self, tenant: str, raw: bytes) -> asyncio.Task[str | None] | None:
+        """Begin to look for the conversation of a request. None: it is too large, or there are too many.
+
+        The task gives the id of the conversation; None if the request is part of none.
+        """
+        now, size = self._clock(), len(raw) + REQUEST_BYTES
+        self._left_bytes = min(BURST_BYTES, self._left_bytes + (now - self._at) * BYTES_PER_S)
+        self._at = now
+        if len(raw) > MAX_BYTES or size > self._left_bytes:
+            return None
+        self._left_bytes -= size
+        search = asyncio.create_task(self._search(tenant, raw))
+        self._searches.add(search)
+        search.add_done_callback(self._searches.discard)
+        return search
+
+    async def _search(self, tenant: str, raw: bytes) -> str | None:
+        with contained(_not_found):
+            return await self._found(tenant, raw)
+        return None
+
+    async def _found(self, tenant: str, raw: bytes) -> str | None:
+        dialect = self._dialect
+        read_messages = map(dialect.message, read(raw, dialect).messages)
+        messages = [each for each in read_messages if not each.privileged]
+        if not messages:
+            return None
+        prefixes = prefix_digests(messages, dialect.seed)
+        return await self._conversations.find(tenant, messages, prefixes, has_tools=TOOLS in raw)
+
+
+def _not_found(error: BaseException) -> None:
+    if not isinstance(error, Unreadable):
+        _log.warning(NOT_OBSERVED, error=type(error).__name__)
