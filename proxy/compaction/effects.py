@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-# A round that saves less than this share of the request, as the provider counts it, has done no good.
+# A round that saves less than this share of what rounds can remove, as the provider counts it, has done no good.
 LEAST_SAVING = 0.15
 INEFFECTIVE_ROUNDS = 2
 # A conversation is tried again once it has grown by this share, or after so many seconds.
@@ -64,7 +64,7 @@ class Effects:
         self._known: OrderedDict[str, _Effect] = OrderedDict()
         self._failures: OrderedDict[str, _Failure] = OrderedDict()
 
-    def note(self, thread: str, standing: bytes, *, before: int, after: int) -> None:
+    def note(self, thread: str, standing: bytes, *, before: int, after: int, fixed: int = 0) -> None:
         """A request was answered for which a round had been made.
 
         Args:
@@ -72,10 +72,11 @@ class Effects:
             standing: What tells the round apart from others; each is judged once.
             before: Tokens that the request would have had.
             after: Tokens that the provider counted.
+            fixed: Tokens of both that no round removes.
         """
         known = self._known.pop(thread, _Effect())
         if known.standing != standing:
-            useless = after > (1 - LEAST_SAVING) * before
+            useless = before - after < LEAST_SAVING * max(0, before - fixed)
             known = replace(
                 known,
                 standing=standing,

@@ -128,11 +128,13 @@ class Footing(NamedTuple):
         root: The conversation's root (`core.keys.root_of`).
         prefixes: Prefix digests of the client's non-privileged messages.
         standing: What makes sizes comparable (`core.anchor.place_of`).
+        fixed: Of what no round removes, in calibrated tokens.
     """
 
     root: bytes
     prefixes: tuple[bytes, ...]
     standing: bytes
+    fixed: int = 0
 
 
 class Forwarded(NamedTuple):

@@ -91,7 +91,7 @@ class Observing:
         if footing is not None and report.tokens_before is not None:
             whose = thread(ask, footing.root, report.strategy or "")
             before = report.tokens_due or report.tokens_before
-            self._effects.note(whose, footing.standing, before=before, after=real)
+            self._effects.note(whose, footing.standing, before=before, after=real, fixed=footing.fixed)
         if report.conversation is None:
             return
         event = Event(

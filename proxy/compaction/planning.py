@@ -31,9 +31,8 @@ LEDGER_SHARE = 0.4
 FILLED_SHARE = 0.8
 # It never yields below this share of its limit.
 LEAST_LEDGER_SHARE = 0.1
-# Masks suffice where they bring the rest of the request down to this share of what T leaves beside a fixed
-# part that is larger than the target.
-MASKED_SHARE = 0.4
+# Beside a scarce room, masks suffice that bring what rounds can remove down to this share of it.
+MASKED_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +206,8 @@ def _masks(view: View, room: Room, stop: int) -> list[int]:
     if room.target is None:
         return []
     goal = room.target
-    if goal <= room.fixed:  # no round reaches it
-        goal = room.fixed + int(MASKED_SHARE * (room.trigger - room.fixed))
+    if room.is_scarce:
+        goal = room.fixed + int(MASKED_SHARE * room.free)
     size, masks = room.size + room.growth, []
     for index in first_to_go(view.body, candidates):
         if size <= goal:

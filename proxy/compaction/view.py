@@ -280,7 +280,7 @@ class View:
         """What the effective list stands on."""
         if self.root is None:
             return None
-        return Footing(self.root, self.prefixes, self.standing)
+        return Footing(self.root, self.prefixes, self.standing, int(self.fixed * self.ratio))
 
     def expect_growth(self) -> Self:
         """Returns the view for a round that is put in force only when the request has grown to T."""

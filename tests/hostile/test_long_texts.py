@@ -38,8 +38,8 @@ TEXTS = {
     "surrogates": "\ud800" * (CHARACTERS // 6),
     "all of them": (" " * 4_000 + "=" * 4_000 + HANZI[:4_000] + "\ud800x") * 100,
 }
-# Of the processor's time a count may take this much: 0.6 µs a character, ten times over.
-PATIENCE_S = 10 * 0.6e-6 * CHARACTERS
+# Of the processor's time a count may take this much: 0.6 µs a character, a hundred times over.
+PATIENCE_S = 100 * 0.6e-6 * CHARACTERS
 
 
 @asynccontextmanager
