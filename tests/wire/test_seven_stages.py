@@ -21,7 +21,7 @@ CHAT = "/v1/chat/completions"
 # Connections that wait for another request wait for two seconds; only a hang takes as long.
 SETTLED_WITHIN_S = 60.0
 STORE_DELAY_S = 0.05
-STORE_CONNECTIONS = 4  # one request at a time, and what is written behind it
+STORE_CONNECTIONS = 6  # one request at a time, what is written behind it (four of them), and one that listens
 SUMMARY_MODEL = "summary-small"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
