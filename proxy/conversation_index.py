@@ -15,13 +15,15 @@ from contextlib import suppress
 from functools import cached_property
 from typing import NamedTuple
 
-from proxy.core.digest import outline_digest
+from proxy.core.client_forms import drop_shown
+from proxy.core.digest import outline_digest, prefix_digests
 from proxy.core.keys import heads_key
 from proxy.core.message import Message, latest_user
 from proxy.core.title_request import is_title_request
 from proxy.storage.records import Fields, Records
 
-# A head stands in the list of the longest of these beginnings that its conversation has, in messages.
+# A head stands in the list of the longest of these beginnings that its conversation has, in messages. It
+# stands in the list of its first user message's first line, too: clients rewrite even their first messages.
 BEGINNINGS = (1, 4, 16, 64)
 KEPT_HEADS = 128
 # Lists of which a process holds what it has added itself, and heads of each.
@@ -29,6 +31,10 @@ MAX_HELD_LISTS = 1_000
 MAX_HELD_HEADS = 16
 # A client that moves or rewrites its last messages with each turn does so with so many at most.
 MAX_MOVED_MESSAGES = 8
+# So many messages of which each is found again show that a request goes on, whatever it begins with.
+LEAST_FOUND = 4
+# What digests of lists begin with of which something was left out.
+_PART = b"part"
 # A user message that its client has added to is known by so many characters of its first line.
 LINE_CHARACTERS = 64
 _DIGEST_BYTES = 8
@@ -92,6 +98,11 @@ class _Request:
         """Prefix digests of all that its last message comes after, the longest first."""
         return map(_short, reversed(self._prefixes[:-1]))
 
+    @property
+    def line(self) -> str:
+        """Digest of the first line of its first user message; empty if it has none."""
+        return next(filter(None, map(_line, self._messages)), "")
+
     def digests(self, start: int) -> Iterator[str]:
         """Digests of its messages from an index on."""
         return (_short(outline_digest(each)) for each in self._messages[start:])
@@ -99,6 +110,10 @@ class _Request:
     def lines(self, start: int) -> Iterator[str]:
         """Digests of the first lines of its user messages, from an index on and before the latest one."""
         return map(_line, self._messages[start : latest_user(self._messages)])
+
+    def is_within(self, head: Head) -> bool:
+        """Whether the conversation of a head has come past it."""
+        return self.has_answer and any(prefix == self.prefix for prefix, _ in head.tail)
 
     def head(self, conversation: str, since: str) -> Head:
         """Returns what it leaves."""
@@ -151,23 +166,22 @@ class ConversationIndex:
         latest = latest_user(messages)
         if not has_tools and latest is not None and is_title_request(messages[latest].text):
             return None
+        spoken = drop_shown(messages)
+        if 0 < len(spoken) < len(messages):
+            messages, prefixes = spoken, prefix_digests(spoken, _PART)
         request = _Request(messages, prefixes, has_tools=has_tools)
         lengths = [length for length in BEGINNINGS if length <= len(prefixes)]
-        # The last messages may have moved when the next request comes, and the beginnings with them.
-        steady = [length for length in lengths if length <= len(prefixes) - MAX_MOVED_MESSAGES] or lengths[:1]
-        own = {heads_key(tenant, prefixes[length - 1]) for length in (lengths[-1], steady[-1])}
+        beginnings = [heads_key(tenant, prefixes[length - 1]) for length in reversed(lengths)]
+        keys = [*beginnings, *([heads_key(tenant, bytes.fromhex(request.line))] if request.line else [])]
+        own = {keys[0], keys[-1]}
         heads: list[Head] = []
         is_known = len(lengths) == 1
-        for length in reversed(lengths):
-            key = heads_key(tenant, prefixes[length - 1])
+        for key in keys:
             heads = self._resolve(tenant, await self._read(key))
             match = _match(request, heads)
             if match is not None:
                 return self._follow(match, tenant, request, own | {key})
-            if heads and length > lengths[0]:  # of those that begin so, it is none
-                is_known = True
-                if length <= steady[-1]:
-                    break
+            is_known = is_known or (bool(heads) and key in beginnings[:-1])  # of those it is none
         recalled = None if is_known or recall is None else await recall()
         if recalled is not None:
             self._add(own, request.head(recalled, ""))
@@ -258,6 +272,9 @@ def _match(request: _Request, heads: Sequence[Head]) -> _Match | None:
             return _Match(_AGAIN, free or known[0], len(heads))
         is_beside = not request.has_tools and any(head.has_tools for head in known)
         return _Match(_BESIDE if is_beside else _ANEW, None, len(heads))
+    within = next((head for head in reversed(heads) if request.is_within(head)), None)
+    if within is not None:  # it was sent before that head was left, and is looked for only now
+        return _Match(_AGAIN, within, len(heads))
     earlier = next((by_prefix[each] for each in request.earlier() if each in by_prefix), [])
     latest = find_free(earlier) or next(
         (head for head in reversed(heads) if _has_moved(head, request, extended)), None
@@ -272,7 +289,11 @@ def _has_moved(head: Head, request: _Request, extended: set[tuple[str, str]]) ->
     if (head.id, head.prefix) in extended:
         return False
     common = [index for index, (prefix, _) in enumerate(head.tail) if prefix in request.places]
-    if not common or common[-1] == len(head.tail) - 1:
+    if not common:  # the client has rewritten the first messages
+        every = set(request.digests(0))
+        found = len(head.tail) >= LEAST_FOUND and all(digest in every for _, digest in head.tail)
+        return found and request.has_answer
+    if common[-1] == len(head.tail) - 1:
         return False
     last = request.places[head.tail[common[-1]][0]]
     later = set(request.digests(last + 1))

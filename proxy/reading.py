@@ -19,7 +19,7 @@ from proxy.counting import Counting
 from proxy.dialects.body import Body
 from proxy.dialects.dialect import Dialect, Weighed
 from proxy.dialects.json_slices import elements
-from proxy.dialects.project_instructions import divide, find_client_by_prompt, has_mark, settle
+from proxy.dialects.project_instructions import divide_each, find_client_of, has_mark, settle
 from proxy.errors import Unreadable
 from proxy.lots import AT_ONCE_BYTES, in_lots
 from proxy.lru import Lru
@@ -141,7 +141,7 @@ class Reading:
     ) -> tuple[Listed, int]:
         """A list with more messages behind it, and the bytes that these take."""
         new = await self.messages(raws, gauge)
-        client = client or _find_client(base.messages or new)
+        client = client or find_client_of(base.messages or new)
         if client:
             new = await self._divide(base.messages, new, gauge, client)
         plain: list[Message] = []
@@ -163,13 +163,8 @@ class Reading:
         self, base: Sequence[Message], new: Sequence[Message], gauge: Gauge, client: str
     ) -> tuple[Message, ...]:
         """The new messages with a known client's instructions as messages of their own, marked as such."""
-        is_first = not any(each.role == "assistant" for each in base)
-        before = base[-1] if base else None
         made: list[Message] = []
-        for record in new:
-            is_first = is_first and record.role != "assistant"
-            parts = divide(record, client, is_first=is_first) if before is None or not before.answers else ()
-            before = record
+        for record, parts in divide_each(base, new, client):
             if not parts:
                 made.append(record)
                 continue
@@ -281,15 +276,9 @@ class Reading:
             counting.close()
 
 
-def _find_client(messages: Sequence[Message]) -> str:
-    """The client whose system prompt opens a list; empty where none is known."""
-    first = next((each for each in messages if each.privileged), None)
-    return find_client_by_prompt(first.text) if first is not None else ""
-
-
 def _is_open(messages: Sequence[Message], client: str) -> bool:
     """Whether what follows a list decides what instructions in its last turn are."""
-    client = client or _find_client(messages)
+    client = client or find_client_of(messages)
     if not client:
         return False
     for each in reversed(messages):

@@ -19,11 +19,12 @@ from proxy.compaction.replacing import QUIET, Replacing
 from proxy.compaction.view import View, with_shorter
 from proxy.compaction.viewer import TIGHT_SHARE, Viewer
 from proxy.core.anchor import anchored
+from proxy.core.budget import LEAST_OUTPUT_TOKENS, RESERVED_OUTPUT_TOKENS
 from proxy.core.calibration import Calibration
 from proxy.core.message import Message
 from proxy.core.repair import alternate, repair, sound
 from proxy.core.trigger import automatic
-from proxy.dialects.body import LEAST_OUTPUT_TOKENS, with_output, without_output, write
+from proxy.dialects.body import with_output, without_output, write
 from proxy.dialects.guesses import Mentioned
 from proxy.dialects.overflow import Overflow
 from proxy.errors import CompactionError, SummaryFailed
@@ -203,7 +204,8 @@ class Compactor:
         if view.wishes.bypass:
             return self._bypassed(view)
         view = _told(view, refused.estimate, overflow, None if adds_output else refusals)
-        if adds_output:  # the prompt alone fits, so nothing may be cut from it
+        fits_alone = adds_output and view.size(view.effective) <= view.budget.prompt_limit
+        if fits_alone:  # nothing may be cut from it
             taken = max(view.budget.input_limit, view.bound(view.effective))
             view = replace(view, budget=replace(view.budget, input_limit=taken))
         due = view.due() if view.budget.sum_limit is not None and ask.lower_output else "overflow"
@@ -356,7 +358,7 @@ def _told(view: View, estimate: int, overflow: Overflow, refusals: int | None) -
     """
     if overflow.kind not in {"context", "context_output"}:
         return view
-    used, most = overflow.used, int(TOLD_SHARE * view.budget.window)
+    used, most = overflow.used, int(TOLD_SHARE * view.budget.prompt_limit)
     estimate = estimate or view.counted(view.messages)
     if used is None and overflow.limit is not None and refusals is not None:
         used, most = overflow.limit + 1, int(overflow.limit * TIGHT_SHARE**refusals)
@@ -385,8 +387,11 @@ def _lower_output(view: View, raw: bytes, messages: Sequence[Message]) -> tuple[
         return raw, None
     window = view.budget.window
     left = window - max(view.bound(messages), view.size(messages))
-    for margin in (max(int(OUTPUT_MARGIN_SHARE * window), OUTPUT_MARGIN_TOKENS), OUTPUT_MARGIN_TOKENS):
-        tokens = left - margin
+    wide, narrow = max(int(OUTPUT_MARGIN_SHARE * window), OUTPUT_MARGIN_TOKENS), OUTPUT_MARGIN_TOKENS
+    choices = [left - wide, left - narrow]
+    if not view.hopeless(messages):  # with all that is asked for it is refused for sure
+        choices += [LEAST_OUTPUT_TOKENS, RESERVED_OUTPUT_TOKENS]
+    for tokens in choices:
         if LEAST_OUTPUT_TOKENS <= tokens < asked:
             lowered = with_output(raw, view.ask.body.dialect, tokens)
             if lowered is not raw:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-# A round that saves less than this share of what rounds can remove, as the provider counts it, has done no good.
+# A round that saves less than this share of what rounds can remove has done no good. The provider counts.
 LEAST_SAVING = 0.15
 INEFFECTIVE_ROUNDS = 2
 # A conversation is tried again once it has grown by this share, or after so many seconds.

@@ -53,12 +53,10 @@ class PreviousRequests:
         """
         if not messages:
             return 0
-        before = self._find(scope, prefixes)
+        before, files = self._find(scope, prefixes), find_files(messages)
+        moving_from = len(messages) if files is None else files
         if before is not None and is_followed(before.end, messages, before.length):
-            moving_from = find_moving(messages, before.end, before.length)
-        else:
-            files = find_files(messages)
-            moving_from = len(messages) if files is None else files
+            moving_from = min(moving_from, find_moving(messages, before.end, before.length))
         end = take_end(messages, moving_from)
         for length in range(max(1, end.start), end.length + 1):
             self._put(scope, prefixes[length - 1], _Beginning(end, length))

@@ -239,7 +239,7 @@ class View:
 
     def leaves_too_little_output(self) -> bool:
         """Whether the upstream will refuse the request for the output it asks for, and a round may help."""
-        most = self.budget.sum_limit
+        most = self.budget.round_limit
         return most is not None and self.fixed <= most < self.size(self.effective) and not self.held_back
 
     def hopeless(self, messages: Sequence[Message]) -> bool:

@@ -37,7 +37,9 @@ from proxy.wishes import NotedInstruction, Wishes, Wishing
 TIGHT_SHARE = 0.85
 # What matters is cut only where the estimate is over the window by more than it may be wrong; if it was right
 # after all, the upstream refuses, and it is cut then. By the number of refusals so far.
-DOUBT_SHARES = (1.02, 1.02, 0.95, 0.85)
+DOUBT_SHARES = (1.0, 1.02, 0.95, 0.85)
+# The share before the upstream has reported what it counts.
+UNSURE_SHARE = 1.02
 # Shortened instructions of projects are held up to this many bytes.
 MAX_SHORT_BYTES = 1024 * 1024
 # Checkpoints that are held as they were read from their records.
@@ -116,6 +118,8 @@ class Viewer:
             spent = replace(spent, limit=limit, input_limit=input_limit)
         sought = _Sought(ask, terms.policy.name, root, listed.body, listed.prefixes)
         matched = await self._matched(sought, fresh=fresh)
+        is_sure = refusals or learned.calibration.observations
+        share = DOUBT_SHARES[refusals] if is_sure else UNSURE_SHARE
         moving = 0
         if ask.remembered:
             seed = gauge.dialect.seed
@@ -134,7 +138,7 @@ class Viewer:
             guessed=listed.guessed,
             calibration=learned.calibration,
             budget=spent,
-            most=int(spent.window * DOUBT_SHARES[refusals]),
+            most=int(spent.prompt_limit * share),
             earlier=matched.checkpoint,
             effective=applied(matched.checkpoint, listed.messages, shorter),
             place=matched.place,

@@ -4,6 +4,14 @@ from dataclasses import dataclass
 
 # Reserves may take no more than this share of a window, so that small windows work too (DESIGN.md §5.5).
 RESERVE_SHARE = 4
+# Output is not lowered below this, in tokens.
+LEAST_OUTPUT_TOKENS = 1_024
+# What an upstream that adds the output asked for must have beside a prompt: the least output, and as much as
+# keeps a budget of thinking below it.
+RESERVED_OUTPUT_TOKENS = LEAST_OUTPUT_TOKENS + 256
+# Rounds make room for output up to a third of the window, as `1 / SUM_SHARE`; more is lowered. For more than
+# that, a round would follow another one every few requests.
+SUM_SHARE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +41,7 @@ class Budget:
         input_limit: The window less safety. Content is only cut, without a summary, from what is larger.
         sum_limit: The window less safety and all of the output asked for, where the upstream refuses what is
             larger; else None.
+        least_output: Output that is not lowered any further; 0 where the upstream does not add it.
     """
 
     window: int
@@ -40,6 +49,19 @@ class Budget:
     limit: int
     input_limit: int
     sum_limit: int | None = None
+    least_output: int = 0
+
+    @property
+    def round_limit(self) -> int | None:
+        """A larger request needs a round to make room for its output; None where none does."""
+        if self.sum_limit is None:
+            return None
+        return max(self.sum_limit, self.window - self.window // SUM_SHARE)
+
+    @property
+    def prompt_limit(self) -> int:
+        """The upstream refuses a prompt that is larger, however little output is asked for."""
+        return self.window - self.least_output
 
 
 def budget(window: int, reserves: Reserves, max_output: int | None, *, adds_output: bool = False) -> Budget:
@@ -54,10 +76,12 @@ def budget(window: int, reserves: Reserves, max_output: int | None, *, adds_outp
     reserve = min(reserves.system + max(reserves.output, asked) + reserves.safety, most)
     own = reserves.system + reserves.output + reserves.safety
     safety = reserves.safety * min(own, most) // own if own else 0
+    least = min(asked, RESERVED_OUTPUT_TOKENS) if adds_output else 0
     return Budget(
         window=window,
         usable=window - reserve,
         limit=window - min(asked + safety, most),
-        input_limit=window - safety,
+        input_limit=window - max(safety, least),
         sum_limit=window - safety - asked if adds_output else None,
+        least_output=least,
     )

@@ -67,8 +67,9 @@ _SHOWN = (
     ),
 )
 _OPENINGS = tuple(dict.fromkeys(pair.asked for pair in _SHOWN))
-# Files stand behind what is done: so far from the end of the list at most, in messages.
-_LAST_MESSAGES = 8
+# Behind files stands the current turn, with a few answers and what aider says to them itself: so far from the
+# end of the list they stand at most, in messages.
+_LAST_MESSAGES = 16
 
 
 def find_user_messages(messages: Sequence[Message]) -> Iterator[int]:
@@ -88,10 +89,19 @@ def find_user_messages(messages: Sequence[Message]) -> Iterator[int]:
 def find_files(messages: Sequence[Message]) -> int | None:
     """Returns the index of the message with which aider shows files near the end; None if there is none.
 
-    With the next turn it stands further back, and shows the files as they are then.
+    It stands in front of the current turn. With the next turn it stands further back, and shows the files as
+    they are then.
     """
     first = max(0, len(messages) - _LAST_MESSAGES)
     return next((k for k in range(first, len(messages)) if _is_shown(messages, k, _FILES)), None)
+
+
+def drop_shown(messages: Sequence[Message]) -> list[Message]:
+    """Returns the messages without a client's examples, its files and its own answers to these."""
+    examples = _find_examples(messages)
+    shown = {k for k in range(len(messages)) if _is_shown(messages, k, _SHOWN)}
+    gone = shown | {k + 1 for k in shown} | set(range(examples.start, examples.stop))
+    return [each for k, each in enumerate(messages) if k not in gone]
 
 
 def _find_examples(messages: Sequence[Message]) -> Span:

@@ -11,7 +11,6 @@ from proxy.core.checkpoint import Checkpoint
 from proxy.core.message import Message, latest_user, unit_start, unit_stop
 from proxy.core.policy import Keep, Policy
 
-
 # Hardly any round reaches a target that leaves less than this share of what T leaves beside the fixed part.
 SCARCE_SHARE = 0.25
 

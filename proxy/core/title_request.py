@@ -1,4 +1,4 @@
-"""Recognises requests for a title, which clients send beside a conversation and often before it."""
+"""Recognises requests for titles and the like, which clients send beside a conversation."""
 
 import re
 
@@ -17,6 +17,12 @@ _OF_CONVERSATION = re.compile(
     re.IGNORECASE,
 )
 _OF_ANYTHING = re.compile(rf"{_VERB}[^.]{{0,80}}\btitles?\b|\btitle (?:generator|writer)\b", re.IGNORECASE)
+# How aider begins to ask for the message of a commit, and for a summary of its history (aider-chat 0.86,
+# `aider/prompts.py`).
+_BESIDE = (
+    "You are an expert software engineer that generates concise, one-line Git commit messages",
+    "*Briefly* summarize this partial conversation about programming.",
+)
 
 
 def is_title_request(text: str) -> bool:
@@ -25,5 +31,5 @@ def is_title_request(text: str) -> bool:
 
 
 def is_title_prompt(text: str) -> bool:
-    """Whether a system prompt begins by asking for titles."""
-    return _OF_ANYTHING.search(text[:EDGE_CHARACTERS]) is not None
+    """Whether a system prompt begins by asking for titles, or for anything else beside a conversation."""
+    return text.startswith(_BESIDE) or _OF_ANYTHING.search(text[:EDGE_CHARACTERS]) is not None

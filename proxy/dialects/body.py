@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from proxy.core.budget import LEAST_OUTPUT_TOKENS
 from proxy.core.message import Message
 from proxy.dialects.dialect import Dialect, Suited
 from proxy.dialects.json_slices import Slice, members
@@ -23,8 +24,7 @@ MAX_MODEL_CHARACTERS = 256
 # Whole numbers of at most so many digits are read without a decoder.
 _DIGITS = 18
 PROBE_TOKENS = 16
-# Output and thinking are not lowered below this, in tokens. Anthropic takes no smaller budget of thinking.
-LEAST_OUTPUT_TOKENS = 1_024
+# Anthropic takes no smaller budget of thinking, in tokens.
 LEAST_THINKING_TOKENS = 1_024
 _NOT_PROBED = frozenset({"stream", "stream_options", "n"})
 
@@ -164,15 +164,15 @@ def probe_body(raw: bytes, dialect: Dialect) -> bytes | None:
 def with_output(raw: bytes, dialect: Dialect, tokens: int) -> bytes:
     """Returns a body that asks for so many tokens of output.
 
-    The budgets of thinking become small enough to leave `LEAST_OUTPUT_TOKENS` of them for the answer. The
-    body is returned as it is where a budget would fall below `LEAST_THINKING_TOKENS`.
+    The budgets of thinking become small enough to leave `LEAST_OUTPUT_TOKENS` of them for the answer, or as
+    small as may be. The body is returned as it is where not even that would leave anything for the answer.
     """
     found = members(raw)
     put = dict[Slice, bytes]()
     for place in _find_budgets(raw, found, dialect):
         asked = small(raw[place.start : place.stop])
-        lowered = min(asked, tokens - LEAST_OUTPUT_TOKENS)
-        if lowered < min(asked, LEAST_THINKING_TOKENS):
+        lowered = min(asked, max(LEAST_THINKING_TOKENS, tokens - LEAST_OUTPUT_TOKENS))
+        if lowered >= tokens:
             return raw
         if lowered < asked:
             put[place] = b"%d" % lowered

@@ -7,11 +7,11 @@ looked at, and neither is a message that carries results of tools as text. ADR 0
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from proxy.core.message import Instruction, Message
+from proxy.core.message import Instruction, Message, Source
 from proxy.dialects import long_json
 from proxy.dialects.json_slices import elements, members
 from proxy.dialects.shortening import encoded
@@ -149,6 +149,26 @@ CLIENTS: Final[Mapping[str, Client]] = {
         prompts=("You are Roo,",),
         forms=(_DETAILS,),
     ),
+    "aider": Client(
+        agents=(b"aider/",),
+        fields=(),
+        prompts=("Act as an expert software developer", "Act as an expert code analyst"),
+        forms=(
+            Form(
+                INSTRUCTIONS,
+                "Here are some READ ONLY files, provided for your reference.",
+                "",
+                reply="Ok, I will use these files as references.",
+            ),
+            Form(
+                ENVIRONMENT,
+                "Here are summaries of some files present in my git repository.",
+                "",
+                re.compile(r"\AHere are (summaries)"),
+                reply="Ok, I won't try and edit those files without asking first.",
+            ),
+        ),
+    ),
     "openhands": Client(
         agents=(b"openhands/",),
         fields=(),
@@ -189,6 +209,12 @@ def find_client(fields: Mapping[bytes, bytes]) -> str:
 def find_client_by_prompt(text: str) -> str:
     """Returns the name of the client whose system prompt begins as this text; empty: none does."""
     return next((name for name, client in CLIENTS.items() if text.startswith(client.prompts)), "")
+
+
+def find_client_of(messages: Sequence[Message]) -> str:
+    """Returns the name of the client whose system prompt opens a list; empty where none is known."""
+    first = next((each for each in messages if each.privileged), None)
+    return find_client_by_prompt(first.text) if first is not None else ""
 
 
 def find_client_by_members(prompt_members: Sequence[str]) -> str:
@@ -252,6 +278,42 @@ def divide(record: Message, client: str, *, is_first: bool) -> list[tuple[bytes,
     if len(kinds) == 1:
         return [(record.raw, kinds[0])]
     return list(_cut_parts(record.raw, kinds))
+
+
+def divide_each(
+    before: Sequence[Message], new: Iterable[Message], client: str
+) -> Iterator[tuple[Message, Sequence[tuple[bytes, Instruction | None]]]]:
+    """Yields each new message of a list with what `divide` makes of it.
+
+    Args:
+        before: The messages in front of them.
+        new: The messages.
+        client: The name of the client that sends them.
+    """
+    is_first = not any(each.role == "assistant" for each in before)
+    last = before[-1] if before else None
+    for record in new:
+        is_first = is_first and record.role != "assistant"
+        yield record, divide(record, client, is_first=is_first) if last is None or not last.answers else ()
+        last = record
+
+
+def drop_instructions(
+    messages: Sequence[Message], client: str, read: Callable[[bytes], Message]
+) -> tuple[Message, ...]:
+    """Returns a whole list without a client's instructions.
+
+    Args:
+        messages: The list.
+        client: The name of the client that sends it.
+        read: Reads a message of its wire.
+    """
+    made: list[Message] = []
+    for record, parts in divide_each((), messages, client):
+        records = [replace(read(raw), instruction=instruction) for raw, instruction in parts]
+        source = Source(record.raw, len(parts)) if len(parts) > 1 else None
+        made += [replace(each, source=source) for each in records] or [record]
+    return tuple(each for each in settle(made) if each.instruction is None)
 
 
 def _read_content(raw: bytes) -> str | list[Any]:

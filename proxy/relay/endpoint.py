@@ -210,7 +210,9 @@ class Endpoint:
         """Begin to look for the conversation of a request that went on unread, if its client named none."""
         known = passage.fit is not None or passage.conversation is not None or passage.side is not None
         if not known and self._unread is not None and passage.code == httpx.codes.OK:
-            passage.search = self._unread.start_search(passage.who.tenant, passage.raw)
+            passage.search = self._unread.start_search(
+                passage.who.tenant, passage.raw, find_client(first_values(passage.scope["headers"]))
+            )
 
     async def _answer_known(self, trigger: TriggerRequest, send: Send) -> bool:
         """Answer a trigger if the upstream is known not to. Returns whether it was answered."""

@@ -25,7 +25,15 @@ _TOOLS: Final = b'"tools"'
 # What only requests have in which the model has said something before.
 _PAST: Final = (b'"assistant"', b'_call"', b'_output"')
 # No body without them asks for a title, for tags or for follow-up questions.
-_TITLES: Final = (b"itle", b"tags", b"eadline", b"ollow-up", b"this session")
+_TITLES: Final = (
+    b"itle",
+    b"tags",
+    b"eadline",
+    b"ollow-up",
+    b"this session",
+    b"commit messages",
+    b"partial conversation",
+)
 # Conversations that are known to have tools, or not to have any in so many requests.
 MAX_CONVERSATIONS: Final = 10_000
 _LOOKS: Final = 3

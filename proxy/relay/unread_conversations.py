@@ -15,6 +15,7 @@ from proxy.conversation_index import ConversationIndex
 from proxy.core.digest import prefix_digests
 from proxy.dialects.body import read
 from proxy.dialects.dialect import Dialect
+from proxy.dialects.project_instructions import drop_instructions, find_client_by_members, find_client_of
 from proxy.errors import Unreadable
 from proxy.guard import contained
 from proxy.logs import NOT_OBSERVED
@@ -53,10 +54,15 @@ class UnreadConversations:
         self._at = clock()
         self._searches: set[asyncio.Task[str | None]] = set()
 
-    def start_search(self, tenant: str, raw: bytes) -> asyncio.Task[str | None] | None:
+    def start_search(self, tenant: str, raw: bytes, client: str) -> asyncio.Task[str | None] | None:
         """Begin to look for the conversation of a request. None: it is too large, or there are too many.
 
         The task gives the id of the conversation; None if the request is part of none.
+
+        Args:
+            tenant: Whose request it is.
+            raw: Its body.
+            client: The name of the client, as far as its header fields tell.
         """
         now, size = self._clock(), len(raw) + REQUEST_BYTES
         self._left_bytes = min(BURST_BYTES, self._left_bytes + (now - self._at) * BYTES_PER_S)
@@ -64,20 +70,23 @@ class UnreadConversations:
         if len(raw) > MAX_BYTES or size > self._left_bytes:
             return None
         self._left_bytes -= size
-        search = asyncio.create_task(self._search(tenant, raw))
+        search = asyncio.create_task(self._search(tenant, raw, client))
         self._searches.add(search)
         search.add_done_callback(self._searches.discard)
         return search
 
-    async def _search(self, tenant: str, raw: bytes) -> str | None:
+    async def _search(self, tenant: str, raw: bytes, client: str) -> str | None:
         with contained(_not_found):
-            return await self._found(tenant, raw)
+            return await self._found(tenant, raw, client)
         return None
 
-    async def _found(self, tenant: str, raw: bytes) -> str | None:
-        dialect = self._dialect
-        read_messages = map(dialect.message, read(raw, dialect).messages)
-        messages = [each for each in read_messages if not each.privileged]
+    async def _found(self, tenant: str, raw: bytes, client: str) -> str | None:
+        dialect, body = self._dialect, read(raw, self._dialect)
+        messages = tuple(map(dialect.message, body.messages))
+        client = client or find_client_by_members(body.prompt_members) or find_client_of(messages)
+        if client:
+            messages = drop_instructions(messages, client, dialect.message)
+        messages = tuple(each for each in messages if not each.privileged)
         if not messages:
             return None
         prefixes = prefix_digests(messages, dialect.seed)

@@ -53,4 +53,4 @@ def test_files_are_found_only_near_the_end() -> None:
     shown = listed(("user", FILES), ("assistant", FILES_REPLY), ("user", "Do it."))
     assert find_files(shown) == 0
     assert find_files([*listed(("user", "Earlier.")), *shown]) == 1
-    assert find_files([*shown, *listed(*[("user", "More.")] * 8)]) is None
+    assert find_files([*shown, *listed(*[("user", "More.")] * 16)]) is None

@@ -365,8 +365,8 @@ def test_the_budget_of_thinking_leaves_room_for_the_answer(given: str, expected:
     assert with_output((raw % (9_000, given)).encode(), CHAT, 5_000) == (raw % (5_000, expected)).encode()
 
 
-@pytest.mark.parametrize(("tokens", "is_lowered"), [(2_047, False), (2_048, True)])
-def test_nothing_is_lowered_where_thinking_and_answer_would_not_both_fit(
+@pytest.mark.parametrize(("tokens", "is_lowered"), [(1_024, False), (1_025, True)])
+def test_nothing_is_lowered_where_thinking_would_take_all_output(
     tokens: int, *, is_lowered: bool
 ) -> None:
     raw = b'{"max_tokens":9000,"thinking":{"budget_tokens":8000},"messages":[]}'
