@@ -20,6 +20,8 @@ from proxy.config import document
 from proxy.errors import ConfigError, ProxyError
 
 NAME = "compaction-proxy"
+# Beyond its context length Continue drops messages by itself, and in the end all but one.
+CONTINUE_TOKENS = 1_000_000
 _TABLE = re.compile(r"^[ \t]*\[", re.MULTILINE)
 _OUR_TABLE = re.compile(
     r"^\[model_providers\.(?:\"compaction-proxy\"|compaction-proxy)\][ \t]*\n(?:(?![ \t]*\[).*\n)*",
@@ -111,7 +113,7 @@ def continue_(text: str, url: str, model: str, limits_of: LimitsOf = _default_li
     """Continue's YAML with one model more, the first of the list."""
     limits = limits_of(model)
     item: dict[str, Any] = {"name": NAME, "provider": "openai", "model": model, "apiBase": url}
-    item["defaultCompletionOptions"] = {"contextLength": limits.window, "maxTokens": limits.output}
+    item["defaultCompletionOptions"] = {"contextLength": CONTINUE_TOKENS, "maxTokens": limits.output}
     wanted = dict(_yaml(text or _EMPTY_CONTINUE))
     models = wanted.get("models") or []
     if not isinstance(models, list):

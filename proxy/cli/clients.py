@@ -143,8 +143,9 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
             "~/.continue/config.yaml",
             "models:\n  - name: compaction-proxy\n    provider: openai\n"
             "    model: <MODEL>\n    apiBase: <URL>\n"
-            "    defaultCompletionOptions: {contextLength: <WINDOW>, maxTokens: <OUTPUT>}",
-            "Add apiKey, unless the proxy has one of its own.",
+            "    defaultCompletionOptions: {contextLength: 1000000, maxTokens: <OUTPUT>}",
+            "Add apiKey, unless the proxy has one of its own. Beyond contextLength Continue drops messages "
+            "by itself, and in the end all but one; the proxy makes them fit instead.",
         ),
         "opencode": Client(
             "OpenCode",

@@ -19,7 +19,7 @@ from proxy.compaction.replacing import QUIET, Replacing
 from proxy.compaction.view import View, with_shorter
 from proxy.compaction.viewer import TIGHT_SHARE, Viewer
 from proxy.core.anchor import anchored
-from proxy.core.budget import LEAST_OUTPUT_TOKENS, RESERVED_OUTPUT_TOKENS
+from proxy.core.budget import LEAST_OUTPUT_TOKENS
 from proxy.core.calibration import Calibration
 from proxy.core.message import Message
 from proxy.core.repair import alternate, repair, sound
@@ -35,8 +35,8 @@ from proxy.reading import Reading
 
 # How often a request that was refused as too long is sent again, shorter each time.
 REPLAYS = 2
-# Output that is lowered keeps this share of the window free, for the error of estimates. Where too little
-# output would be left, it keeps so many tokens free.
+# Output that is lowered keeps this share of the window free, for the error of estimates, and at least so many
+# tokens. An answer has as many beside the least budget of thinking.
 OUTPUT_MARGIN_SHARE = 0.01
 OUTPUT_MARGIN_TOKENS = 64
 # Where an overflow error names no limit, the request is made this much smaller than what was refused.
@@ -387,10 +387,12 @@ def _lower_output(view: View, raw: bytes, messages: Sequence[Message]) -> tuple[
         return raw, None
     window = view.budget.window
     left = window - max(view.bound(messages), view.size(messages))
-    wide, narrow = max(int(OUTPUT_MARGIN_SHARE * window), OUTPUT_MARGIN_TOKENS), OUTPUT_MARGIN_TOKENS
-    choices = [left - wide, left - narrow]
+    choices = [left - max(int(OUTPUT_MARGIN_SHARE * window), OUTPUT_MARGIN_TOKENS)]
     if not view.hopeless(messages):  # with all that is asked for it is refused for sure
-        choices += [LEAST_OUTPUT_TOKENS, RESERVED_OUTPUT_TOKENS]
+        choices += [
+            LEAST_OUTPUT_TOKENS,
+            LEAST_OUTPUT_TOKENS + OUTPUT_MARGIN_TOKENS,
+        ]  # thinking needs the latter
     for tokens in choices:
         if LEAST_OUTPUT_TOKENS <= tokens < asked:
             lowered = with_output(raw, view.ask.body.dialect, tokens)

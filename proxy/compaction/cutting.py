@@ -31,7 +31,7 @@ async def cut(messages: tuple[Message, ...], view: View, reading: Reading) -> tu
     room, most = _room(view)
     names, dialect = _names(view), view.gauge.dialect
     messages = kept = await _masked(messages, view, names, reading, room)
-    if sum(each.tokens for each in messages) <= room:
+    if sum(each.tokens for each in messages) <= room and not view.hopeless(messages):
         return messages
     stand_ins = frozenset(k for k, each in enumerate(messages) if id(each) in _ours(view))
     endings = _endings(messages, stand_ins, view)
@@ -48,7 +48,8 @@ async def cut(messages: tuple[Message, ...], view: View, reading: Reading) -> tu
         ]
         kept = await sized([each for each in shorter if each is not None], view, reading)
         aim = room if squeezed.limit <= room - fixed else most
-        if sum(each.tokens for each in kept) <= aim or not squeezed.fits:
+        is_cut = sum(each.tokens for each in kept) <= aim and not view.hopeless(kept)
+        if is_cut or not squeezed.fits:
             break
         room, most = int(room * CUT_MARGIN), int(most * CUT_MARGIN)
     return kept

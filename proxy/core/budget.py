@@ -6,8 +6,8 @@ from dataclasses import dataclass
 RESERVE_SHARE = 4
 # Output is not lowered below this, in tokens.
 LEAST_OUTPUT_TOKENS = 1_024
-# What an upstream that adds the output asked for must have beside a prompt: the least output, and as much as
-# keeps a budget of thinking below it.
+# What an upstream that adds the output asked for must have beside a prompt: the least output, and something
+# for the error of estimates.
 RESERVED_OUTPUT_TOKENS = LEAST_OUTPUT_TOKENS + 256
 # Rounds make room for output up to a third of the window, as `1 / SUM_SHARE`; more is lowered. For more than
 # that, a round would follow another one every few requests.

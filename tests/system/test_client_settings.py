@@ -94,7 +94,7 @@ def test_clients_are_told_the_window_and_to_leave_room_for_the_prompt(tmp_path: 
     assert found == {
         "codex": WINDOW_TOKENS,
         "aider": WINDOW_TOKENS,
-        "continue": {"contextLength": WINDOW_TOKENS, "maxTokens": WINDOW_TOKENS // 4},
+        "continue": {"contextLength": 1_000_000, "maxTokens": WINDOW_TOKENS // 4},
         "opencode": {"limit": {"context": WINDOW_TOKENS, "output": WINDOW_TOKENS // 4}},
     }
 

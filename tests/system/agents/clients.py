@@ -371,6 +371,8 @@ def _make_continue(wire: str) -> Client:
             "model": model,
             "apiBase": f"{place.url}/v1",
             "apiKey": KEY,
+            # Beyond it Continue drops messages by itself, and in the end all but one.
+            "defaultCompletionOptions": {"contextLength": 1_000_000},
         }
         config = {"name": "agents", "version": "1.0.0", "schema": "v1", "models": [entry]}
         place.write_home(".continue/config.yaml", config)  # JSON is YAML
