@@ -68,7 +68,7 @@ async def drafted(view: View, reading: Reading, gleanings: Gleanings, *, small: 
         small: Whether a round is wanted even where little can be won.
     """
     draft = await _drafted(view, reading, gleanings, small=small)
-    if not view.moving or not view.over(view.effective) or (draft is not None and _fits(view, draft)):
+    if not view.moving or not view.exceeds_window(view.effective) or (draft and _fits(view, draft)):
         return draft
     return await _drafted(replace(view, moving=0), reading, gleanings, small=small)
 
@@ -80,7 +80,7 @@ def _fits(view: View, draft: Draft) -> bool:
     won = sum(forwarded[index] - MASK_TOKENS for index in edited)
     won += sum(forwarded[index] for index in draft.plan.fresh) - draft.asked - FRAME_TOKENS
     won -= int(len(draft.ledger) / CHARACTERS_A_TOKEN)
-    return (view.room.size - won) * view.ratio <= view.budget.limit
+    return (view.room.size - won) * view.ratio <= view.budget.input_limit
 
 
 async def _drafted(view: View, reading: Reading, gleanings: Gleanings, *, small: bool) -> Draft | None:

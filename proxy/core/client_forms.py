@@ -66,6 +66,7 @@ _SHOWN = (
         "Ok, I will use these files as references.",
     ),
 )
+_REPLIES = frozenset(pair.answered for pair in _SHOWN)
 _OPENINGS = tuple(dict.fromkeys(pair.asked for pair in _SHOWN))
 # Behind files stands the current turn, with a few answers and what aider says to them itself: so far from the
 # end of the list they stand at most, in messages.
@@ -99,8 +100,9 @@ def find_files(messages: Sequence[Message]) -> int | None:
 def drop_shown(messages: Sequence[Message]) -> list[Message]:
     """Returns the messages without a client's examples, its files and its own answers to these."""
     examples = _find_examples(messages)
-    shown = {k for k in range(len(messages)) if _is_shown(messages, k, _SHOWN)}
-    gone = shown | {k + 1 for k in shown} | set(range(examples.start, examples.stop))
+    gone = {k for k in range(len(messages)) if _is_shown(messages, k, _SHOWN)}
+    gone |= {k for k, each in enumerate(messages) if each.role == "assistant" and each.text in _REPLIES}
+    gone |= set(range(examples.start, examples.stop))
     return [each for k, each in enumerate(messages) if k not in gone]
 
 

@@ -366,9 +366,7 @@ def test_the_budget_of_thinking_leaves_room_for_the_answer(given: str, expected:
 
 
 @pytest.mark.parametrize(("tokens", "is_lowered"), [(1_024, False), (1_025, True)])
-def test_nothing_is_lowered_where_thinking_would_take_all_output(
-    tokens: int, *, is_lowered: bool
-) -> None:
+def test_nothing_is_lowered_where_thinking_would_take_all_output(tokens: int, *, is_lowered: bool) -> None:
     raw = b'{"max_tokens":9000,"thinking":{"budget_tokens":8000},"messages":[]}'
     assert (with_output(raw, CHAT, tokens) is not raw) == is_lowered
 

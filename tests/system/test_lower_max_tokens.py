@@ -131,9 +131,7 @@ def test_the_budget_of_thinking_falls_with_max_tokens(
 
 
 @pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
-def test_thinking_is_lowered_to_the_least_where_little_output_fits(
-    wire: Wire, tmp_path: Path
-) -> None:
+def test_thinking_is_lowered_to_the_least_where_little_output_fits(wire: Wire, tmp_path: Path) -> None:
     provider = Provider(answer)
     fixed = 40_000 - 1_500  # tokens at four bytes each
     body = wire.request("sum-40k", 32_000, 100, [{"role": "user", "content": ""}])
