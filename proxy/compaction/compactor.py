@@ -35,9 +35,9 @@ from proxy.reading import Reading
 
 # How often a request that was refused as too long is sent again, shorter each time.
 REPLAYS = 2
-# Output that is lowered keeps this share of the window free, for the error of estimates, and at least so many
-# tokens. An answer has as many beside the least budget of thinking.
-OUTPUT_MARGIN_SHARE = 0.01
+# Output that is lowered keeps such a share of the window free, for the error of estimates, and at least so
+# many tokens: the first share that leaves enough. An answer has as many beside the least budget of thinking.
+OUTPUT_MARGIN_SHARES = (0.04, 0.01)
 OUTPUT_MARGIN_TOKENS = 64
 # Where an overflow error names no limit, the request is made this much smaller than what was refused.
 BLIND_SHARE = 0.7
@@ -387,7 +387,7 @@ def _lower_output(view: View, raw: bytes, messages: Sequence[Message]) -> tuple[
         return raw, None
     window = view.budget.window
     left = window - max(view.bound(messages), view.size(messages))
-    choices = [left - max(int(OUTPUT_MARGIN_SHARE * window), OUTPUT_MARGIN_TOKENS)]
+    choices = [left - max(int(share * window), OUTPUT_MARGIN_TOKENS) for share in OUTPUT_MARGIN_SHARES]
     if not view.hopeless(messages):  # with all that is asked for it is refused for sure
         choices += [
             LEAST_OUTPUT_TOKENS,
