@@ -273,7 +273,7 @@ class Player:
         found: dict[int, Forwarded] = {}
         for cut in cuts:
             messages = row["messages"][:cut]
-            self._said = [str(each["content"]) for each in messages if each["role"] == "user"]
+            self._said = [str(each["content"]) for each in messages[:-1] if each["role"] == "user"]
             self._provider.received.clear()
             body = {"model": MODEL, "messages": messages}
             if row.get("tools"):
