@@ -70,12 +70,16 @@ class _Request:
         messages: Its non-privileged messages, at least one.
         prefixes: Their prefix digests.
         has_tools: Whether it brings tools.
+        is_part: Whether its client has put more around these messages.
     """
 
-    def __init__(self, messages: Sequence[Message], prefixes: Sequence[bytes], *, has_tools: bool) -> None:
+    def __init__(
+        self, messages: Sequence[Message], prefixes: Sequence[bytes], *, has_tools: bool, is_part: bool
+    ) -> None:
         self._messages = messages
         self._prefixes = prefixes
         self.has_tools = has_tools
+        self.is_part = is_part
         self.prefix = _short(prefixes[-1])
 
     @cached_property
@@ -167,9 +171,10 @@ class ConversationIndex:
         if not has_tools and latest is not None and is_title_request(messages[latest].text):
             return None
         spoken = drop_shown(messages)
-        if 0 < len(spoken) < len(messages):
+        is_part = 0 < len(spoken) < len(messages)
+        if is_part:
             messages, prefixes = spoken, prefix_digests(spoken, _PART)
-        request = _Request(messages, prefixes, has_tools=has_tools)
+        request = _Request(messages, prefixes, has_tools=has_tools, is_part=is_part)
         lengths = [length for length in BEGINNINGS if length <= len(prefixes)]
         beginnings = [heads_key(tenant, prefixes[length - 1]) for length in reversed(lengths)]
         keys = [*beginnings, *([heads_key(tenant, bytes.fromhex(request.line))] if request.line else [])]
@@ -291,15 +296,17 @@ def _has_moved(head: Head, request: _Request, extended: set[tuple[str, str]]) ->
     common = [index for index, (prefix, _) in enumerate(head.tail) if prefix in request.places]
     if not common:  # the client has rewritten the first messages
         every = set(request.digests(0))
-        found = len(head.tail) >= LEAST_FOUND and all(digest in every for _, digest in head.tail)
-        return found and request.has_answer
+        is_enough = request.has_answer and (request.is_part or len(head.tail) >= LEAST_FOUND)
+        is_rewritten = bool(head.line) and head.line in request.lines(0)
+        *earlier, (_, last) = head.tail
+        return is_enough and all(digest in every for _, digest in earlier) and (last in every or is_rewritten)
     if common[-1] == len(head.tail) - 1:
         return False
-    last = request.places[head.tail[common[-1]][0]]
-    later = set(request.digests(last + 1))
+    at = request.places[head.tail[common[-1]][0]]
+    later = set(request.digests(at + 1))
     if all(digest in later for _, digest in head.tail[common[-1] + 1 :]):
         return True
-    return last >= request.answered_at and bool(head.line) and head.line in request.lines(last + 1)
+    return at >= request.answered_at and bool(head.line) and head.line in request.lines(at + 1)
 
 
 def _short(digest: bytes) -> str:

@@ -83,3 +83,53 @@ async def test_a_request_without_tools_that_repeats_a_beginning_stands_beside(
     assert await find(one, said("Hi", "ok", "Go on")) == first
     assert await find(one, said("Hi"), has_tools=False) is None
     assert await find(one, said("Hi")) not in {first, None}
+
+
+async def test_a_client_that_rewrites_its_first_message_goes_on(
+    replicas: tuple[ConversationIndex, ConversationIndex],
+) -> None:
+    one, _ = replicas
+    done = [text for step in range(6) for text in (f"Step {step}.", f"Result {step} of the build.")]
+    first = await find(one, said("Context:\nyesterday", *done))
+    assert await find(one, said("Context:\ntoday", *done, "All is read.", "Now the tests")) == first
+    other = [text.replace("build", "lint") for text in done]
+    assert await find(one, said("Context:\ntoday", *other)) != first
+
+
+async def test_requests_that_are_looked_for_in_another_order_are_one_conversation(
+    replicas: tuple[ConversationIndex, ConversationIndex],
+) -> None:
+    one, other = replicas
+    first = await find(one, said("Hi"))
+    assert await find(one, said("Hi", "ok", "Go on", "Yes.", "And on")) == first
+    assert await find(other, said("Hi", "ok", "Go on")) == first
+    assert await find(one, said("Hi", "ok", "Go on", "Yes.", "And on", "Yes.", "Stop")) == first
+
+
+async def test_two_sessions_of_aider_with_files_and_maps_are_two_conversations(
+    replicas: tuple[ConversationIndex, ConversationIndex],
+) -> None:
+    one, _ = replicas
+
+    def shown(at: int) -> list[str]:
+        return [
+            f"Here are summaries of some files present in my git repository.\n{at}",
+            "Ok, I won't try and edit those files without asking first.",
+        ]
+
+    def files(at: int) -> list[str]:
+        return [
+            f"I have *added these files to the chat* so you can go ahead and edit them.\n{at}",
+            "Ok, any changes I propose will be to those files.",
+        ]
+
+    found: dict[str, set[str | None]] = {}
+    done: dict[str, list[str]] = {"Add a parser": [], "Rename a module": []}
+    for turn in range(4):
+        for task, past in done.items():
+            asked = f"{task}\nline {turn}" if turn == 0 else f"{task}, step {turn}"
+            messages = said(*shown(turn), *past, *files(turn), f"{asked}\n\nUse the format of blocks.")
+            found.setdefault(task, set()).add(await find(one, messages))
+            past += [asked, f"Done with {task}, {turn}."]
+    assert [len(ids) for ids in found.values()] == [1, 1]
+    assert not found["Add a parser"] & found["Rename a module"]
