@@ -135,6 +135,33 @@ CLIENTS: Final[Mapping[str, Client]] = {
                 is_first=True,
                 reply="Got it. Thanks for the context!",
             ),
+            Form(
+                ENVIRONMENT,
+                _REMINDER + "\nThis is the Qwen Code. We are setting up the context for our chat.\n",
+                _REMINDER_END,
+                re.compile(r"(context for our chat)"),
+                is_first=True,
+            ),
+            Form(
+                ENVIRONMENT,
+                _REMINDER + "\nThe following skills are available for use with the Skill tool.",
+                _REMINDER_END,
+                re.compile(r"\A<system-reminder>\nThe following (skills)"),
+                is_first=True,
+            ),
+            Form(
+                ENVIRONMENT,
+                _REMINDER + "\nThe following tools are reachable through `tool_search` and `tool_call`.",
+                _REMINDER_END,
+                re.compile(r"\A<system-reminder>\nThe following (tools)"),
+                is_first=True,
+            ),
+            Form(
+                ENVIRONMENT,
+                _REMINDER + "\nThe current date is: ",
+                _REMINDER_END,
+                re.compile(r"\A<system-reminder>\nThe current (date)"),
+            ),
         ),
     ),
     "cline": Client(
