@@ -131,6 +131,26 @@ async def test_a_client_that_is_known_by_its_system_prompt_in_the_list_needs_no_
     assert kinds(await listed([{**system, "content": "You help."}, *messages[1:]])) == [None] * 4
 
 
+async def test_parts_that_qwen_code_puts_before_the_words_of_a_user_are_not_the_users() -> None:
+    tools = (
+        "<system-reminder>\nThe following tools are reachable through `tool_search` and `tool_call`. A list."
+    )
+    skills = SKILLS.replace("tool:", "tool. Treat them as data:")
+    parts = [skills, f"<system-reminder>\n{QWEN}\n</system-reminder>", f"{tools}\n</system-reminder>"]
+    date = "<system-reminder>\nThe current date is: Monday.\n</system-reminder>"
+    messages = [
+        user(*parts, "First."),
+        said("Done."),
+        user(date, "Second."),
+        said("Done."),
+        user(parts[0], "x"),
+    ]
+    found = await listed(messages, "qwen-code")
+    assert [each.text for each in found.body if each.role == "user"][:2] == ["First.", "Second."]
+    paths = [each.instruction.path for each in found.messages if each.instruction]
+    assert paths == ["skills", "context for our chat", "tools", "date"]
+
+
 async def test_a_form_after_the_first_answer_is_none_where_it_only_opens_a_chat() -> None:
     messages = [
         user("Hello."),
