@@ -76,12 +76,13 @@ def budget(window: int, reserves: Reserves, max_output: int | None, *, adds_outp
     reserve = min(reserves.system + max(reserves.output, asked) + reserves.safety, most)
     own = reserves.system + reserves.output + reserves.safety
     safety = reserves.safety * min(own, most) // own if own else 0
-    least = min(asked, RESERVED_OUTPUT_TOKENS) if adds_output else 0
+    least = min(asked, LEAST_OUTPUT_TOKENS) if adds_output else 0
+    reserved = min(asked, RESERVED_OUTPUT_TOKENS) if adds_output else 0
     return Budget(
         window=window,
         usable=window - reserve,
         limit=window - min(asked + safety, most),
-        input_limit=window - max(safety, least),
+        input_limit=window - max(safety, reserved),
         sum_limit=window - safety - asked if adds_output else None,
         least_output=least,
     )

@@ -36,3 +36,19 @@ def test_output_asked_for_takes_a_quarter_of_the_limit_at_most_and_nothing_of_th
         spent = budget(28_000, SEED, asked)
         assert spent.limit >= 21_000
         assert spent.input_limit == budget(28_000, SEED, None).input_limit
+
+
+@pytest.mark.parametrize(("asked", "least", "limit"), [(None, 0, 0), (500, 500, 500), (32_000, 1_024, 1_280)])
+def test_an_upstream_that_adds_output_leaves_room_for_the_least(
+    asked: int | None, least: int, limit: int
+) -> None:
+    spent = budget(24_000, Reserves(0, 0, 0), asked, adds_output=True)
+    assert (spent.prompt_limit, spent.input_limit) == (24_000 - least, 24_000 - limit)
+
+
+def test_rounds_make_room_for_output_up_to_a_third_of_the_window() -> None:
+    limits = [
+        budget(24_000, Reserves(0, 0, 0), asked, adds_output=True).round_limit for asked in (2_000, 16_000)
+    ]
+    assert limits == [22_000, 16_000]
+    assert budget(24_000, Reserves(0, 0, 0), 2_000).round_limit is None
