@@ -109,11 +109,23 @@ class _Request:
 
     def digests(self, start: int) -> Iterator[str]:
         """Digests of its messages from an index on."""
-        return (_short(outline_digest(each)) for each in self._messages[start:])
+        return map(self._digest, self._messages[start:])
+
+    def _digest(self, message: Message) -> str:
+        """The digest of a message. aider adds white space to what it reads from its history."""
+        if self.is_part and not (message.calls or message.answers):
+            text = f"{message.role} {message.text.strip()}"
+            return _short(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
+        return _short(outline_digest(message))
 
     def lines(self, start: int) -> Iterator[str]:
         """Digests of the first lines of its user messages, from an index on and before the latest one."""
         return map(_line, self._messages[start : latest_user(self._messages)])
+
+    @property
+    def late_lines(self) -> list[str]:
+        """Digests of the first lines of its user messages, the latest first."""
+        return [line for line in map(_line, reversed(self._messages)) if line]
 
     def is_within(self, head: Head) -> bool:
         """Whether the conversation of a head has come past it."""
@@ -179,6 +191,10 @@ class ConversationIndex:
         beginnings = [heads_key(tenant, prefixes[length - 1]) for length in reversed(lengths)]
         keys = [*beginnings, *([heads_key(tenant, bytes.fromhex(request.line))] if request.line else [])]
         own = {keys[0], keys[-1]}
+        if is_part:  # aider begins a restored session with a part of what was said before, behind a summary
+            late = [heads_key(tenant, bytes.fromhex(line)) for line in request.late_lines[:2]]
+            own.update(late[:1])
+            keys += late[1:]
         heads: list[Head] = []
         is_known = len(lengths) == 1
         for key in keys:
@@ -296,6 +312,9 @@ def _has_moved(head: Head, request: _Request, extended: set[tuple[str, str]]) ->
     common = [index for index, (prefix, _) in enumerate(head.tail) if prefix in request.places]
     if not common:  # the client has rewritten the first messages
         every = set(request.digests(0))
+        found = sum(digest in every for _, digest in head.tail)
+        if request.is_part and found >= max(LEAST_FOUND, len(head.tail) // 2):
+            return True
         is_enough = request.has_answer and (request.is_part or len(head.tail) >= LEAST_FOUND)
         is_rewritten = bool(head.line) and head.line in request.lines(0)
         *earlier, (_, last) = head.tail

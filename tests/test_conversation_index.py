@@ -133,3 +133,24 @@ async def test_two_sessions_of_aider_with_files_and_maps_are_two_conversations(
             past += [asked, f"Done with {task}, {turn}."]
     assert [len(ids) for ids in found.values()] == [1, 1]
     assert not found["Add a parser"] & found["Rename a module"]
+
+
+async def test_a_restored_session_of_aider_goes_on(
+    replicas: tuple[ConversationIndex, ConversationIndex],
+) -> None:
+    one, _ = replicas
+    shown = (
+        "Here are summaries of some files present in my git repository.\nmap",
+        "Ok, I won't try and edit those files without asking first.",
+    )
+    steps = [(f"Go on with line {step}.", f"Step {step} is done.") for step in range(8)]
+    said_before = [text for step in steps for text in step]
+    first = None
+    for step in range(1, 9):
+        first = await find(one, said(*shown, *said_before[: 2 * step - 1]))
+    kept = [f"{text}  \n" for step in steps[4:] for text in step]
+    restored = said(*shown, "I spoke to you previously.\nA summary.", "Ok.", *kept, "Now the tests.")
+    assert await find(one, restored) == first
+    strange = [text.replace("Step", "Part") for text in kept]
+    other = said(*shown, "I spoke to you previously.\nA summary.", "Ok.", *strange, "Now the docs.")
+    assert await find(one, other) != first
