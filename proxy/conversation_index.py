@@ -312,11 +312,11 @@ def _has_moved(head: Head, request: _Request, extended: set[tuple[str, str]]) ->
     common = [index for index, (prefix, _) in enumerate(head.tail) if prefix in request.places]
     if not common:  # the client has rewritten the first messages
         every = set(request.digests(0))
-        found = sum(digest in every for _, digest in head.tail)
+        is_rewritten = bool(head.line) and head.line in request.lines(0)
+        found = sum(digest in every for _, digest in head.tail) + is_rewritten
         if request.is_part and found >= max(LEAST_FOUND, len(head.tail) // 2):
             return True
         is_enough = request.has_answer and (request.is_part or len(head.tail) >= LEAST_FOUND)
-        is_rewritten = bool(head.line) and head.line in request.lines(0)
         *earlier, (_, last) = head.tail
         return is_enough and all(digest in every for _, digest in earlier) and (last in every or is_rewritten)
     if common[-1] == len(head.tail) - 1:
