@@ -1,0 +1,341 @@
+"""What calls of tools did: their key arguments, whether they change anything, and how they ended.
+
+A call counts as a write by the verb in the tool's name, or by the form of what it sends: a shell command, an
+HTTP method, SQL. Arguments and results come from models and tools and may be hostile. Only short values of
+arguments are quoted, and of a result only what tells how the call ended, each on one harmless line.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from proxy.core.facts import COMMAND_CHARACTERS, ERROR_CHARACTERS, find_error, one_line
+from proxy.core.json_bounds import MAX_CHARACTERS, read_json
+from proxy.core.message import Call
+from proxy.core.orders import orders
+
+# What of one call is quoted: values, and characters of each.
+MAX_ARGUMENTS, ARGUMENT_CHARACTERS = 24, 60
+# Levels of nested arguments that are read.
+MAX_DEPTH = 6
+# Where in a result a program tells how it ended, in characters from either end.
+HEAD_CHARACTERS, TAIL_CHARACTERS = 400, 1_500
+# Quoted of a result that says more than that the call succeeded, in characters.
+RESULT_CHARACTERS = 60
+
+DONE = "done"
+NO_RESULT = "no result"
+
+_WRITE_VERBS = frozenset(
+    "accept activate add adjust append apply approve archive assign authorize begin block book buy call cancel "
+    "change charge clear close comment commit confirm contact copy cp create decline delete deploy deposit "
+    "disable downgrade drop edit email enable end exchange fill follow forward fund grant insert install "
+    "invite issue kill like lock log make mark mention merge message mkdir modify move mv notify open order "
+    "overwrite park pause pay place post press publish purchase push put redeem refund register reject "
+    "release remove rename replace reply report request reschedule reserve reset resolve restart restore "
+    "resume retweet return revert revoke rm rmdir save schedule sell send set share ship sign sort start "
+    "stop store str submit subscribe swap tag terminate toggle touch transfer tweet undo unfollow uninstall "
+    "unlock unsubscribe update upgrade upload withdraw write".split()  # noqa: SIM905 - words as one text
+)
+_READ_VERBS = frozenset(
+    "analyze ask authenticate browse calculate cat cd check compare compute convert count describe diff "
+    "display download du echo estimate explain fetch find get glob grep head inspect list load login look "
+    "lookup ls measure navigate peek ping preview pwd query read retrieve scan search see select show stat "
+    "status summarize tail think tree verify view wait wc".split()  # noqa: SIM905
+)
+# Words in front of a verb or behind it that make a write of nothing: `get_order`, but `open` of a file.
+_READS_FILES = frozenset({"open", "log", "sort"})
+_NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_SUBCOMMAND = frozenset({"command", "action", "operation", "type", "mode"})
+_SHELL_KEYS = frozenset({"command", "cmd", "script", "shell", "bash_command", "code"})
+_SQL_KEYS = frozenset({"sql", "query", "statement"})
+_SQL_WRITE = re.compile(
+    r"\s*(?:insert|update|delete|create|alter|drop|merge|truncate|replace|grant|revoke)\b", re.IGNORECASE
+)
+_SQL = re.compile(r"\s*(?:select|with|explain|show)\b", re.IGNORECASE)
+_METHOD_WRITES = frozenset({"post", "put", "patch", "delete"})
+_SHELL_TOOL = re.compile(r"bash|shell|terminal|command|exec|^run|^sh$|^cmd$|console", re.IGNORECASE)
+_SHELL_WRITE = re.compile(
+    r"(?:^|[;&|(]|\bsudo|\bxargs)\s*(?:rm|mv|cp|mkdir|rmdir|touch|ln|tee|dd|chmod|chown|kill|pkill|patch|truncate|"
+    r"sed\s+-i|perl\s+-\w*i|git\s+(?:-\S+\s+\S+\s+)?(?:add|commit|push|merge|rebase|reset|checkout|switch|"
+    r"restore|revert|cherry-pick|tag|stash|apply|am|rm|mv|pull|clone|init)|"
+    r"gh\s+\w+\s+(?:create|merge|close|edit|comment|delete)|"
+    r"(?:npm|pnpm|yarn|pip3?|uv|cargo|apt(?:-get)?|brew|gem|go|poetry|conda)\s+(?:pip\s+)?"
+    r"(?:install|i|add|remove|uninstall|publish|update|upgrade|get|ci)|"
+    r"(?:kubectl|helm|terraform|docker(?:\s+compose)?|systemctl)\s+(?:apply|delete|create|install|upgrade|"
+    r"destroy|run|up|down|start|stop|restart|push|rm|kill|enable|disable|scale|rollout|edit|patch)|"
+    r"submit|curl\b[^;&|\n]{0,300}?(?:-X\s*|--request[ =])(?:POST|PUT|PATCH|DELETE))\b"
+    r"|(?<![>&\d=-])>>?\s*(?!&|/dev/)[\w~./\"'$-]"
+)
+_SHELL_READ = re.compile(
+    r"(?:(?:cd|export|set|source)\s[^;&|\n]{0,200}(?:&&|;|\n)\s*)*(?:cat|less|head|tail|ls|grep|rg|find|fd|wc|"
+    r"pwd|cd|echo|which|type|file|stat|du|df|tree|env|sed\s+-n|awk|sort|uniq|diff|date|whoami|ps|"
+    r"git\s+(?:-\S+\s+\S+\s+)?(?:status|log|diff|show|branch|blame|ls-files|grep|remote|rev-parse))\b"
+)
+_EXIT = re.compile(
+    r"\b(?:exit(?:ed with)?(?: code| status)?|return ?code|exitCode)\"?[:= ]{1,3}(-?\d{1,3})\b", re.IGNORECASE
+)
+_FAILED_TEST = re.compile(
+    r"^[^\n]{0,20}\b(?:FAILED|FAIL:?|✗|✕|not ok|--- FAIL:)[ \t]+(?=\S{0,200}[\w./])[^\n]{1,120}", re.MULTILINE
+)
+_TEST_COUNTS = re.compile(
+    r"\b\d{1,6} (?:failed|failing|failures?|passed|passing|errors?)\b[^\n]{0,60}|\btest result: [^\n]{1,60}|"
+    r"^OK \([^\n]{1,40}\)|^FAILED \([^\n]{1,40}\)", re.MULTILINE
+)  # fmt: skip
+_SOME_FAILED = re.compile(r"\b[1-9]\d* (?:failed|failing|failures?|errors?)\b|FAILED|test result: FAIL")
+_STARTS_WITH_ERROR = re.compile(
+    r"\W{0,3}(?:tool |api |an )?(?:errors?\b|failed\b|failure\b|exception\b|traceback\b|fatal\b|invalid\b|"
+    r"denied\b|unable to\b|cannot\b|could not\b|[\w./]{1,60}(?:error|exception)\b|no replacement was|"
+    r"command not found|wrong\b)", re.IGNORECASE
+)  # fmt: skip
+_ERROR_KEYS = ("error", "errors", "exception", "error_message")
+_STATUS_KEYS = ("status", "result", "state", "outcome")
+_FAILING = frozenset({"error", "failed", "failure", "fail", "denied", "rejected", "invalid", "unsuccessful"})
+_TOLD_KEYS = ("id", "status", "order_id", "ticket_id", "booking_id", "reservation_id", "confirmation")
+_OLD_KEY = re.compile(r"old(?:_?(?:str|string|text|content|code))?\Z", re.IGNORECASE)
+_NEW_KEY = re.compile(r"new(?:_?(?:str|string|text|content|code))?\Z", re.IGNORECASE)
+_BULKY = frozenset(
+    {"content", "contents", "file_text", "text", "body", "input", "patch", "diff", "code", "thought", "reason"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One call of a tool, and how it ended.
+
+    Attributes:
+        tool: The tool's name.
+        arguments: Its key arguments as name and value; values that repeat are left out.
+        outcome: `done`, what the result tells in short, or the error, on one line.
+        is_write: Whether it changes something.
+        is_read: Whether it surely only reads; a call may be neither.
+        has_failed: Whether it ended with an error.
+        has_result: Whether anything answered it.
+    """
+
+    tool: str
+    arguments: tuple[tuple[str, str], ...]
+    outcome: str
+    is_write: bool
+    is_read: bool
+    has_failed: bool
+    has_result: bool = True
+
+    @property
+    def target(self) -> tuple[str, str]:
+        """What tells two calls of different things apart: the tool, and its first argument."""
+        return self.tool, self.arguments[0][1] if self.arguments else ""
+
+
+def read_action(call: Call, result: str | None) -> Action:
+    """Returns what a call did.
+
+    Args:
+        call: The call.
+        result: The text of its result; None where nothing has answered it.
+    """
+    given = read_json(call.arguments)
+    arguments = given if isinstance(given, dict) else {}
+    command = _find_command(call, arguments)
+    is_write, is_read = _judge(call, arguments, command)
+    outcome, has_failed = (NO_RESULT, False) if result is None else _read_outcome(result, command, is_read)
+    shown = tuple(_key_arguments(call, arguments, command))
+    tool = one_line(call.name, ARGUMENT_CHARACTERS)
+    return Action(tool, shown, outcome, is_write, is_read, has_failed, result is not None)
+
+
+def name_words(name: str) -> list[str]:
+    """Returns the words of a tool's name, in lower case."""
+    return [word.lower() for word in _NAME_WORD.findall(name)]
+
+
+def _find_command(call: Call, arguments: Mapping[str, object]) -> str:
+    """Returns the shell command that a call runs; "" for none."""
+    for key, value in arguments.items():
+        if key.lower() not in _SHELL_KEYS:
+            continue
+        if isinstance(value, list):
+            return " ".join(str(each) for each in value[:40] if isinstance(each, str))
+        if isinstance(value, str) and ("path" not in arguments or _SHELL_TOOL.search(call.name)):
+            return value
+    return ""
+
+
+def _judge(call: Call, arguments: Mapping[str, object], command: str) -> tuple[bool, bool]:
+    """Whether a call writes, and whether it surely only reads."""
+    if command:
+        head = command[:2_000]
+        writes = _SHELL_WRITE.search(head) is not None
+        return writes, not writes and _SHELL_READ.match(head.lstrip()) is not None
+    for key, value in arguments.items():
+        if not isinstance(value, str):
+            continue
+        if key.lower() in _SUBCOMMAND and (words := name_words(value[:60])):
+            if words[0] in _WRITE_VERBS:
+                return True, False
+            if words[0] in _READ_VERBS:
+                return False, True
+        if key.lower() in {"method", "http_method"}:
+            return value.lower() in _METHOD_WRITES, value.lower() not in _METHOD_WRITES
+        if key.lower() in _SQL_KEYS and (_SQL_WRITE.match(value) or _SQL.match(value)):
+            return _SQL_WRITE.match(value) is not None, _SQL_WRITE.match(value) is None
+    return _judge_name(call.name, arguments)
+
+
+def _judge_name(name: str, arguments: Mapping[str, object]) -> tuple[bool, bool]:
+    words = name_words(name[:80])
+    for word in words:
+        if word in _READ_VERBS or (word in _READS_FILES and "path" in arguments):
+            return False, True
+        if word in _WRITE_VERBS:
+            return True, False
+    return False, False
+
+
+def _values_of(name: str, value: object, depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Leaves of arguments, each with the name of the top-level argument it stands in."""
+    if isinstance(value, Mapping):
+        for inner in value.values() if depth < MAX_DEPTH else ():
+            yield from _values_of(name, inner, depth + 1)
+    elif isinstance(value, list):
+        for inner in value if depth < MAX_DEPTH else ():
+            yield from _values_of(name, inner, depth + 1)
+    elif isinstance(value, str):
+        yield name, value
+    elif value is not None:
+        yield name, json.dumps(value)
+
+
+def _short(value: str) -> str:
+    """A value as it may be quoted; "" where it is a text that says too much."""
+    text = one_line(value, ARGUMENT_CHARACTERS + 1)
+    if len(value) > ARGUMENT_CHARACTERS and " " not in value.strip() and "\n" not in value.strip():
+        return one_line(value, 2 * ARGUMENT_CHARACTERS)
+    if len(text) > ARGUMENT_CHARACTERS:
+        text = text[: ARGUMENT_CHARACTERS - 1].rstrip() + "…"
+    return "" if " " in text and orders(text) else text
+
+
+def _key_arguments(call: Call, arguments: Mapping[str, object], command: str) -> Iterator[tuple[str, str]]:
+    if command:
+        line = one_line(command.strip().partition("\n")[0], COMMAND_CHARACTERS)
+        yield from [] if orders(line) else [("", line)]
+        return
+    if not arguments:
+        if (text := _short(call.arguments)) and text not in {"{}", "[]"}:
+            yield "", text
+        return
+    change = _find_change(arguments)
+    known: set[str] = set()
+    for key, value in arguments.items():
+        if _OLD_KEY.match(key) or _NEW_KEY.match(key) or key.lower() in _BULKY:
+            continue
+        for name, leaf in _values_of(one_line(key, 40), value):
+            text = _short(leaf)
+            if text and (text not in known or not isinstance(value, dict | list)):
+                known.add(text)
+                yield name, text
+            if len(known) >= MAX_ARGUMENTS:
+                return
+    if change:
+        yield "change", change
+
+
+def _find_change(arguments: Mapping[str, object]) -> str:
+    """The first line that an edit changes, or the first line of what is written."""
+    old = next((v for k, v in arguments.items() if _OLD_KEY.match(k) and isinstance(v, str)), "")
+    new = next((v for k, v in arguments.items() if _NEW_KEY.match(k) and isinstance(v, str)), "")
+    if not (old or new):
+        return ""
+    before = frozenset(line.strip() for line in old[:MAX_CHARACTERS].splitlines())
+    lines = (line.strip() for line in new[:MAX_CHARACTERS].splitlines())
+    added = next((line for line in lines if line not in before and len(line) > 2), "")
+    if added:
+        return _short(f"+ {added}")
+    after = frozenset(line.strip() for line in new[:MAX_CHARACTERS].splitlines())
+    gone = next((line for line in map(str.strip, old.splitlines()) if line not in after and len(line) > 2), "")
+    return _short(f"- {gone}") if gone else ""
+
+
+def _read_outcome(result: str, command: str, is_read: bool) -> tuple[str, bool]:  # noqa: FBT001 - a fact of the call
+    """How a call ended, in short, and whether it failed."""
+    text = result.strip()
+    held = read_json(text)
+    if isinstance(held, dict):
+        return _read_json_outcome(held)
+    head, tail = text[:HEAD_CHARACTERS], text[-TAIL_CHARACTERS:]
+    found = _EXIT.search(tail) or _EXIT.search(head)
+    code = found.group(1) if found else "0"
+    if command and not (is_read and code == "0"):
+        counts = [each.group() for each in _TEST_COUNTS.finditer(tail)]
+        failed = _FAILED_TEST.search(tail)
+        if code != "0" or (counts and _SOME_FAILED.search(counts[-1])) or (failed and counts):
+            told = (failed.group().strip() if failed else "") or find_error(tail) or (counts or [""])[-1]
+            parts = [f"exit code {code}" if code != "0" else "", told]
+            return one_line("; ".join(filter(None, parts)), ERROR_CHARACTERS) or "failed", True
+        if counts:
+            return one_line(counts[-1], RESULT_CHARACTERS), False
+    if code != "0":
+        return one_line("; ".join(filter(None, [f"exit code {code}", find_error(tail)])), ERROR_CHARACTERS), True
+    first = head.partition("\n")[0]
+    if _STARTS_WITH_ERROR.match(head) and not (is_read and len(text) > TAIL_CHARACTERS):
+        line = first if len(first) > len("Error:") + 2 else " ".join(head.split())
+        return one_line(line, ERROR_CHARACTERS), True
+    if command and (error := find_error(tail)) and "Traceback" in text:
+        return error, True
+    is_value = 0 < len(text) <= RESULT_CHARACTERS // 2 and " " not in text
+    return (one_line(text, RESULT_CHARACTERS) if is_value else DONE), False
+
+
+def _read_json_outcome(held: Mapping[str, object]) -> tuple[str, bool]:
+    for key in _ERROR_KEYS:
+        if value := held.get(key):
+            inner = value.get("message", "") if isinstance(value, Mapping) else value
+            text = inner if isinstance(inner, str) else ""
+            return one_line(f"error: {text}" if text else "error", ERROR_CHARACTERS), True
+    if held.get("success") is False or held.get("ok") is False:
+        message = held.get("message")
+        return one_line(f"failed: {message}" if isinstance(message, str) else "failed", ERROR_CHARACTERS), True
+    status = next((held[key] for key in _STATUS_KEYS if isinstance(held.get(key), str)), "")
+    code = held.get("status_code", held.get("exit_code", 0))
+    if isinstance(status, str) and status.lower() in _FAILING:
+        return one_line(f"status {status}", ERROR_CHARACTERS), True
+    if isinstance(code, int) and (code >= 400 if "status_code" in held else code != 0):  # noqa: PLR2004 - HTTP
+        return f"status {code}", True
+    told = next(((k, held[k]) for k in _TOLD_KEYS if isinstance(held.get(k), str | int)), None)
+    return (one_line(f"done, {told[0]} {told[1]}", RESULT_CHARACTERS) if told else DONE), False
+
+
+def describe_actions(actions: Sequence[tuple[int, Action]]) -> list[tuple[int, str]]:
+    """Returns lines that tell of actions, each with the index of its newest action.
+
+    Calls of one tool with one thing make one line: what they share stands once, and behind it what each had of
+    its own and how it ended, the newest last.
+    """
+    groups: dict[tuple[str, str], list[tuple[int, Action]]] = {}
+    for at, action in actions:
+        groups.setdefault(action.target, []).append((at, action))
+    return [(group[-1][0], _describe(tuple(each for _, each in group))) for group in groups.values()]
+
+
+def _describe(group: Sequence[Action]) -> str:
+    shared = frozenset(group[0].arguments).intersection(*(each.arguments for each in group))
+    common = [each for each in group[0].arguments if each in shared]
+    runs: dict[str, str] = {}
+    for each in group:
+        own = _listed([pair for pair in each.arguments if pair not in shared])
+        told = f"{own} → {each.outcome}" if own else f"→ {each.outcome}"
+        runs.pop(told, None)
+        runs[told] = ""
+    start = " ".join(filter(None, [group[0].tool, _listed(common)]))
+    first, *more = runs
+    return f"{start}{' ' if first.startswith('→') else ': '}{'; '.join([first, *more])}"
+
+
+def _listed(arguments: Sequence[tuple[str, str]]) -> str:
+    """Arguments as text; the values of one name stand together."""
+    named: dict[str, list[str]] = {}
+    for name, value in arguments:
+        named.setdefault(name, []).append(value)
+    return ", ".join(" ".join(filter(None, [name, *values])) for name, values in named.items())
