@@ -17,6 +17,8 @@ from proxy.core.orders import orders
 
 # What of one call is quoted: values, and characters of each.
 MAX_ARGUMENTS, ARGUMENT_CHARACTERS = 24, 60
+# What one line tells of calls of one tool with one thing, beside the newest of them, in characters.
+LINE_CHARACTERS = 320
 # Levels of nested arguments that are read.
 MAX_DEPTH = 6
 # Where in a result a program tells how it ended, in characters from either end.
@@ -322,15 +324,19 @@ def describe_actions(actions: Sequence[tuple[int, Action]]) -> list[tuple[int, s
 def _describe(group: Sequence[Action]) -> str:
     shared = frozenset(group[0].arguments).intersection(*(each.arguments for each in group))
     common = [each for each in group[0].arguments if each in shared]
-    runs: dict[str, str] = {}
+    runs: dict[str, None] = {}
     for each in group:
         own = _listed([pair for pair in each.arguments if pair not in shared])
         told = f"{own} → {each.outcome}" if own else f"→ {each.outcome}"
         runs.pop(told, None)
-        runs[told] = ""
+        runs[told] = None
     start = " ".join(filter(None, [group[0].tool, _listed(common)]))
-    first, *more = runs
-    return f"{start}{' ' if first.startswith('→') else ': '}{'; '.join([first, *more])}"
+    kept: list[str] = []
+    for told in reversed(runs):
+        if kept and len(start) + sum(map(len, kept)) + len(told) > LINE_CHARACTERS:
+            break
+        kept.insert(0, told)
+    return f"{start}{' ' if kept[0].startswith('→') else ': '}{'; '.join(kept)}"
 
 
 def _listed(arguments: Sequence[tuple[str, str]]) -> str:

@@ -236,7 +236,8 @@ THANKS = re.compile(
 # A question or a wish at the end of an answer that asks for nothing the work needs.
 OFFER = re.compile(
     r"\b(?:anything else|something else|any(?:thing)? (?:other|further|more)|(?:further|more|other|additional) "
-    r"(?:\w+ ){0,2}(?:assistance|help|questions?|changes?|requests?|needs?|information)|feel free|let me know if|"
+    r"(?:\w+ ){0,2}(?:assistance|help|questions?|changes?|requests?|needs?|information)|feel free|let me know if (?:you (?:have|need|want|would like)|there is any\\w*|there's any\\w*)|"
+    r"(?:reach out|ask)(?: again)? if|"
     r"need(?:s)? (?:any |more |further )*(?:help|assistance)|how (?:can|may|else can) i (?:help|assist)|"
     r"what else|happy to (?:help|assist)|here to (?:help|assist)|hesitate|algo más|otra cosa|en qué más|"
     r"autre chose|d'autres|n'hésitez|mais alguma|algo mais|что-(?:то|нибудь) ещ[её]|чем ещ[её]|noch etwas|"

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from proxy.core.actions import Action, describe_actions
 from proxy.core.defang import defanged
 from proxy.core.facts import Observed, observed, one_line
+from proxy.core.frontier import Frontier, read_frontier
 from proxy.core.message import Message
 from proxy.core.orders import orders
 from proxy.core.values import values
@@ -27,8 +29,8 @@ CANDIDATES = 600
 A_MESSAGE = 6
 # Two sentences that share more of their words than this say the same.
 SAME = 0.6
-# Shares of the room: for what was done, and for sentences; the rest tells where it stopped.
-WORK_SHARE, SAID_SHARE = 0.4, 0.85
+# Shares of the room: for what was done and where it stopped, and of what they leave for sentences.
+WORK_SHARE, STATE_SHARE, SAID_SHARE = 0.5, 0.35, 0.85
 LINE_CHARACTERS = 160
 LINES = 40
 
@@ -36,7 +38,6 @@ _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+|(?<=[\u3002\uff01\uff1f])\s*|\n+")
 _CODE = re.compile(r"^[ \t]*```.*?(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 _WORD = re.compile(r"[^\W_]{2,}")
 _NOISE = re.compile(r"^\s*(?:```|[|<>{}\[\]#$]|\d+[:|]|---)")
-_ERROR_NAME = re.compile(r"\b[A-Z]\w{0,60}(?:Error|Exception|Failure)\b|\bexit code -?\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,33 +133,46 @@ def _chosen(sentences: Sequence[_Sentence], length: int, characters: int) -> lis
     return sorted(chosen, key=lambda each: each.at)
 
 
-def _work(messages: Sequence[Message], seen: Sequence[Observed]) -> Iterator[str]:
-    """What was done, changes first and the newest first: files, and tools by how often they ran."""
+def _work(frontier: Frontier, seen: Sequence[Observed]) -> Iterator[str]:
+    """What was done, changes first, then what was run, then what was read; the newest first."""
+    writes = [each for each in frontier.actions if each[1].is_write]
+    yield from _action_lines(writes)
+    written = {value for _, action in writes for _, value in action.arguments}
     paths = [each for each in seen if each.kind == "path" and each.deeds and not re.search(r"\s", each.text)]
-    for each in sorted(paths, key=lambda path: (path.deeds == ("read",), -path.at)):
+    changed = [each for each in paths if each.deeds != ("read",) and each.text not in written]
+    for each in sorted(changed, key=lambda path: -path.at):
         yield f"- {_line(each.text)}: {', '.join(each.deeds)}"
-    calls = Counter(call.name for message in messages for call in message.calls)
-    for name, count in calls.most_common(LINES):
-        yield f"- {_line(name)}: {count} {'call' if count == 1 else 'calls'}"
+    others = [each for each in frontier.actions if not each[1].is_write]
+    yield from _action_lines([each for each in others if each[1].has_failed or not each[1].is_read])
+    read: dict[str, dict[str, None]] = {}
+    for _, action in reversed(others):
+        if action.is_read and not action.has_failed:
+            read.setdefault(action.tool, {}).setdefault(action.target[1])
+    for tool, targets in read.items():
+        yield _cut_line(f"- read: {_line(tool)} {', '.join(map(_line, filter(None, targets)))}".rstrip())
 
 
-def _state(
-    messages: Sequence[Message], name: Callable[[int], str], seen: Sequence[Observed]
-) -> Iterator[str]:
-    """Where it stopped: the last error, the last calls, and what the assistant said last."""
-    errors = [each for each in seen if each.kind in {"error", "exit"} and _ERROR_NAME.search(each.text)]
-    if errors:
-        yield f"- last error: {' '.join(_ERROR_NAME.findall(errors[-1].text)[:2])} ({name(errors[-1].at)})"
+def _action_lines(actions: Sequence[tuple[int, Action]]) -> Iterator[str]:
+    for _, line in sorted(describe_actions(actions), key=lambda each: -each[0]):
+        yield f"- {defanged(line)}"
+
+
+def _cut_line(line: str) -> str:
+    """A line with as many of its items as there is room for."""
+    return line if len(line) <= LINE_CHARACTERS else line[:LINE_CHARACTERS].rpartition(",")[0]
+
+
+def _state(messages: Sequence[Message], name: Callable[[int], str], frontier: Frontier) -> Iterator[str]:
+    """Where it stopped: the last step and what came of it, what was left open, and what was said last."""
+    if (step := frontier.find_last_step(range(len(messages)))) is not None:
+        [(_, line)] = describe_actions([(step.at, step.action)])
+        said = f"{step.intent}: " if step.intent else ""
+        yield f"- last step: {said}{defanged(line)} ({name(step.at)})"
+    for end in reversed(frontier.loose_ends):
+        yield f"- {end.kind}: {defanged(end.text)} ({name(end.at)})"
     recent = range(len(messages) - 1, max(-1, len(messages) - NEWEST), -1)
-    at = next((index for index in recent if messages[index].calls), None)
-    if at is not None:
-        paths = [
-            each.text for each in observed(messages, [at]) if each.kind == "path" and " " not in each.text
-        ]
-        called = ", ".join(dict.fromkeys(call.name for call in messages[at].calls[:4]))
-        yield f"- last call: {_line(' '.join([called, *paths[:3]]))} ({name(at)})"
-    said = (index for index in recent if messages[index].role == "assistant" and _split(messages[index].text))
-    if (at := next(said, None)) is not None:
+    said_last = (at for at in recent if messages[at].role == "assistant" and _split(messages[at].text))
+    if (at := next(said_last, None)) is not None:
         yield f"- said last: {_quoted(_split(messages[at].text)[-1])} ({name(at)})"
 
 
@@ -187,9 +201,11 @@ def extractive(messages: Sequence[Message], characters: int, name: Callable[[int
     """
     if characters <= 0 or all(each.empty for each in messages):
         return ""
-    seen = observed(messages, _window(len(messages)))
-    state = _section("Where it stopped:", _state(messages, name, seen), int((1 - WORK_SHARE) * characters))
-    work = _section("Done:", _work(messages, seen), int(WORK_SHARE * characters))
+    window = _window(len(messages))
+    seen = observed(messages, window)
+    frontier = read_frontier(messages)
+    work = _section("Done:", _work(frontier, seen), int(WORK_SHARE * characters))
+    state = _section("Where it stopped:", _state(messages, name, frontier), int(STATE_SHARE * characters))
     room = int(SAID_SHARE * (characters - len(state) - len(work)))
     quotable = list(_sentences(messages, "assistant")) or list(_sentences(messages, "user"))
     chosen = _chosen(quotable, len(messages), room - len("Said:"))

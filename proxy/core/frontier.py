@@ -30,8 +30,10 @@ THANKS_CHARACTERS = 300
 SUBSTANCE_CHARACTERS = 240
 # Quoted of a reply as what came of a request, of a question, and of a promise, in characters.
 QUOTED_CHARACTERS = 160
-# So many turns without a word on a failure or a promise end it.
-LASTING_TURNS = 4
+# So many turns without a word on a failure or a promise end it, and so many leave a request unknown.
+LASTING_TURNS, WAITING_TURNS = 4, 12
+# A shorter sentence tells nothing of what came of a request, in characters.
+LEAST_RESULT = 12
 
 _SENTENCE = re.compile(r"(?<=[.!?:])[\"')*_]*\s+|(?<=[。！？])\s*|\n+")  # noqa: RUF001 - stops of other scripts
 _FENCE = re.compile(r"^[ \t]*```.*?(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
@@ -55,13 +57,15 @@ class Reply:
         question: What it asks and needs an answer to; "" for nothing.
         promise: What it says that the assistant is going to do; "" for nothing.
         result: A sentence that tells what came of the request; "" for none.
-        words: What the question is about.
+        asked: What the question is about.
+        words: What its end is about, values included.
         has_substance: Whether it says more than it asks.
     """
 
     question: str = ""
     promise: str = ""
     result: str = ""
+    asked: frozenset[str] = frozenset()
     words: frozenset[str] = frozenset()
     has_substance: bool = False
 
@@ -140,14 +144,22 @@ def read_reply(text: str) -> Reply:
     last = pieces[-LAST_SENTENCES:]
     asking = [each for each in last if _asks(each)]
     question = asking[-1] if asking else ""
-    about = frozenset(word for each in asking for said in statements(each) for word in said.words)
+    asked = _subjects(statements("\n".join(asking)))
     promises = [each for each in last if each not in asking and _promises(each)]
     told = [
-        each for each in pieces if each not in asking and len(each) > LAST_SENTENCES and not _is_idle(each)
+        each for each in pieces if each not in asking and len(each) >= LEAST_RESULT and not _is_idle(each)
     ]
     result = next((line for each in told if not _promises(each) and (line := quote(each))), "")
     substance = sum(map(len, told)) >= SUBSTANCE_CHARACTERS
-    return Reply(quote(question), quote(promises[-1]) if promises else "", result, about, substance)
+    about = _subjects(statements("\n".join(pieces))) if question and substance else asked
+    return Reply(quote(question), quote(promises[-1]) if promises else "", result, asked, about, substance)
+
+
+def _subjects(said: Sequence[Statement]) -> frozenset[str]:
+    """What statements are about: stems, and exact values."""
+    return frozenset(
+        word for each in said for word in (*each.words, *(value for _, value in each.values))
+    )
 
 
 def _asks(sentence: str) -> bool:
@@ -170,7 +182,8 @@ def _is_idle(sentence: str) -> bool:
 def only_thanks(text: str, said: Sequence[Statement]) -> bool:
     """Whether a user's message ends an exchange: it thanks or agrees, and asks for nothing."""
     short = len(text) <= THANKS_CHARACTERS and cues.THANKS.match(folded(text)) is not None
-    return short and not any(each.question or each.kind is Kind.REQUEST for each in said)
+    asks = (each for each in said if each.question or each.kind is Kind.REQUEST)
+    return short and all(_is_idle(each.text) for each in asks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +192,6 @@ class _Waiting:
 
     turn: int
     said: Statement
-    since: int
 
     @property
     def key(self) -> tuple[int, str]:
@@ -216,13 +228,14 @@ class _Reader:
     def read_user(self, turn: int, text: str, said: Sequence[Statement]) -> None:
         """Take in a message of a user: it settles what was asked before, and may ask for more."""
         if self.before is not None:
-            self._settle(turn, text, said, self.before)
+            self._settle(text, said, self.before)
         self.waiting += [
-            _Waiting(turn, each, turn) for each in said if each.kind is Kind.REQUEST and not each.label
+            _Waiting(turn, each)
+            for each in said
+            if each.kind is Kind.REQUEST and not each.label and not _is_idle(each.text)
         ]
-        for dropped in self.waiting[:-MAX_WAITING]:
-            self.states[dropped.key] = State.UNKNOWN
-        del self.waiting[:-MAX_WAITING]
+        self._leave(self.waiting[:-MAX_WAITING])
+        self._leave([each for each in self.waiting if turn - each.turn > WAITING_TURNS])
 
     def read_turn(self, turn: int, follows: _Turn) -> None:
         """Take in what followed."""
@@ -243,7 +256,7 @@ class _Reader:
         if self.promised and turn - self.promised[0] >= LASTING_TURNS:
             self.promised = None
 
-    def _settle(self, turn: int, text: str, said: Sequence[Statement], before: _Turn) -> None:
+    def _settle(self, text: str, said: Sequence[Statement], before: _Turn) -> None:
         """What the reply before a message of the user has answered, now that the user went on."""
         reply = before.reply
         if only_thanks(text, said):
@@ -261,13 +274,11 @@ class _Reader:
             self._answer(self.waiting, reply)
             return
         if self._has_written(before):
-            self._answer([each for each in self.waiting if not each.said.words & reply.words], reply)
+            self._answer([each for each in self.waiting if not each.said.words & reply.asked], reply)
             return
-        goes_on = any(each.kind is Kind.REQUEST for each in said) and not any(
-            each.words & reply.words for each in said
-        )
-        if reply.has_substance and goes_on:
-            self._leave([each for each in self.waiting if turn - each.turn >= 1])
+        goes_on = any(each.kind is Kind.REQUEST for each in said) and not _subjects(said) & reply.words
+        if reply.has_substance and goes_on and not self.failed:
+            self._leave(self.waiting)
 
     @staticmethod
     def _has_written(turn: _Turn) -> bool:
