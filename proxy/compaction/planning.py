@@ -56,7 +56,7 @@ class Draft:
     ledger: str = ""
     rules: tuple[str, ...] = ()
     outdated: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    frontier: Frontier = Frontier()
+    frontier: Frontier = field(default_factory=Frontier)
 
 
 async def drafted(view: View, reading: Reading, gleanings: Gleanings, *, small: bool = False) -> Draft | None:

@@ -9,20 +9,24 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from proxy.core.facts import COMMAND_CHARACTERS, ERROR_CHARACTERS, find_error, one_line
+from proxy.core.defang import visible
+from proxy.core.facts import COMMAND_CHARACTERS, ERROR_CHARACTERS, find_error, looked_at, one_line
 from proxy.core.json_bounds import MAX_CHARACTERS, read_json
 from proxy.core.message import Call
 from proxy.core.orders import orders
 
 # What of one call is quoted: values, and characters of each.
-MAX_ARGUMENTS, ARGUMENT_CHARACTERS = 24, 60
+MAX_ARGUMENTS, ARGUMENT_CHARACTERS = 40, 60
 # What one line tells of calls of one tool with one thing, beside the newest of them, in characters.
 LINE_CHARACTERS = 320
 # Levels of nested arguments that are read.
 MAX_DEPTH = 6
 # Where in a result a program tells how it ended, in characters from either end.
 HEAD_CHARACTERS, TAIL_CHARACTERS = 400, 1_500
+# In a result as short as this an exception is not only quoted from a file, in characters.
+SHORT_CHARACTERS = 600
 # Quoted of a result that says more than that the call succeeded, in characters.
 RESULT_CHARACTERS = 60
 
@@ -86,6 +90,7 @@ _TEST_COUNTS = re.compile(
     r"^OK \([^\n]{1,40}\)|^FAILED \([^\n]{1,40}\)", re.MULTILINE
 )  # fmt: skip
 _SOME_FAILED = re.compile(r"\b[1-9]\d* (?:failed|failing|failures?|errors?)\b|FAILED|test result: FAIL")
+_RAISED = re.compile(r"^[ \t]*[A-Za-z_][\w.]{0,80}(?:Error|Exception)(?::[^\n]{0,160}|[ \t]*$)", re.MULTILINE)
 _STARTS_WITH_ERROR = re.compile(
     r"\W{0,3}(?:tool |api |an )?(?:errors?\b|failed\b|failure\b|exception\b|traceback\b|fatal\b|invalid\b|"
     r"denied\b|unable to\b|cannot\b|could not\b|[\w./]{1,60}(?:error|exception)\b|no replacement was|"
@@ -98,7 +103,19 @@ _TOLD_KEYS = ("id", "status", "order_id", "ticket_id", "booking_id", "reservatio
 _OLD_KEY = re.compile(r"old(?:_?(?:str|string|text|content|code))?\Z", re.IGNORECASE)
 _NEW_KEY = re.compile(r"new(?:_?(?:str|string|text|content|code))?\Z", re.IGNORECASE)
 _BULKY = frozenset(
-    {"content", "contents", "file_text", "text", "body", "input", "patch", "diff", "code", "thought", "reason"}
+    {
+        "content",
+        "contents",
+        "file_text",
+        "text",
+        "body",
+        "input",
+        "patch",
+        "diff",
+        "code",
+        "thought",
+        "reason",
+    }
 )
 
 
@@ -141,7 +158,11 @@ def read_action(call: Call, result: str | None) -> Action:
     arguments = given if isinstance(given, dict) else {}
     command = _find_command(call, arguments)
     is_write, is_read = _judge(call, arguments, command)
-    outcome, has_failed = (NO_RESULT, False) if result is None else _read_outcome(result, command, is_read)
+    outcome, has_failed = NO_RESULT, False
+    if result is not None:
+        outcome, has_failed = _read_outcome(visible(looked_at(result)), command, is_read=is_read)
+    if orders(outcome):
+        outcome = "failed" if has_failed else DONE
     shown = tuple(_key_arguments(call, arguments, command))
     tool = one_line(call.name, ARGUMENT_CHARACTERS)
     return Action(tool, shown, outcome, is_write, is_read, has_failed, result is not None)
@@ -211,6 +232,7 @@ def _values_of(name: str, value: object, depth: int = 0) -> Iterator[tuple[str, 
 
 def _short(value: str) -> str:
     """A value as it may be quoted; "" where it is a text that says too much."""
+    value = visible(value[:MAX_CHARACTERS])
     text = one_line(value, ARGUMENT_CHARACTERS + 1)
     if len(value) > ARGUMENT_CHARACTERS and " " not in value.strip() and "\n" not in value.strip():
         return one_line(value, 2 * ARGUMENT_CHARACTERS)
@@ -221,7 +243,7 @@ def _short(value: str) -> str:
 
 def _key_arguments(call: Call, arguments: Mapping[str, object], command: str) -> Iterator[tuple[str, str]]:
     if command:
-        line = one_line(command.strip().partition("\n")[0], COMMAND_CHARACTERS)
+        line = one_line(visible(command[:MAX_CHARACTERS]).strip().partition("\n")[0], COMMAND_CHARACTERS)
         yield from [] if orders(line) else [("", line)]
         return
     if not arguments:
@@ -256,11 +278,13 @@ def _find_change(arguments: Mapping[str, object]) -> str:
     if added:
         return _short(f"+ {added}")
     after = frozenset(line.strip() for line in new[:MAX_CHARACTERS].splitlines())
-    gone = next((line for line in map(str.strip, old.splitlines()) if line not in after and len(line) > 2), "")
+    gone = next(
+        (line for line in map(str.strip, old.splitlines()) if line not in after and len(line) > 2), ""
+    )
     return _short(f"- {gone}") if gone else ""
 
 
-def _read_outcome(result: str, command: str, is_read: bool) -> tuple[str, bool]:  # noqa: FBT001 - a fact of the call
+def _read_outcome(result: str, command: str, *, is_read: bool) -> tuple[str, bool]:
     """How a call ended, in short, and whether it failed."""
     text = result.strip()
     held = read_json(text)
@@ -279,15 +303,25 @@ def _read_outcome(result: str, command: str, is_read: bool) -> tuple[str, bool]:
         if counts:
             return one_line(counts[-1], RESULT_CHARACTERS), False
     if code != "0":
-        return one_line("; ".join(filter(None, [f"exit code {code}", find_error(tail)])), ERROR_CHARACTERS), True
+        return one_line(
+            "; ".join(filter(None, [f"exit code {code}", find_error(tail)])), ERROR_CHARACTERS
+        ), True
     first = head.partition("\n")[0]
     if _STARTS_WITH_ERROR.match(head) and not (is_read and len(text) > TAIL_CHARACTERS):
         line = first if len(first) > len("Error:") + 2 else " ".join(head.split())
         return one_line(line, ERROR_CHARACTERS), True
-    if command and (error := find_error(tail)) and "Traceback" in text:
+    if command and "Traceback" in text and (error := _find_raised(tail) or find_error(tail)):
+        return error, True
+    if not is_read and len(text) <= SHORT_CHARACTERS and (error := _find_raised(text)):
         return error, True
     is_value = 0 < len(text) <= RESULT_CHARACTERS // 2 and " " not in text
     return (one_line(text, RESULT_CHARACTERS) if is_value else DONE), False
+
+
+def _find_raised(text: str) -> str:
+    """The last line of a text that names an exception, from its name on; "" for none."""
+    found = [each.group() for each in _RAISED.finditer(text)]
+    return one_line(found[-1], ERROR_CHARACTERS) if found else ""
 
 
 def _read_json_outcome(held: Mapping[str, object]) -> tuple[str, bool]:
@@ -298,7 +332,9 @@ def _read_json_outcome(held: Mapping[str, object]) -> tuple[str, bool]:
             return one_line(f"error: {text}" if text else "error", ERROR_CHARACTERS), True
     if held.get("success") is False or held.get("ok") is False:
         message = held.get("message")
-        return one_line(f"failed: {message}" if isinstance(message, str) else "failed", ERROR_CHARACTERS), True
+        return one_line(
+            f"failed: {message}" if isinstance(message, str) else "failed", ERROR_CHARACTERS
+        ), True
     status = next((held[key] for key in _STATUS_KEYS if isinstance(held.get(key), str)), "")
     code = held.get("status_code", held.get("exit_code", 0))
     if isinstance(status, str) and status.lower() in _FAILING:
@@ -309,39 +345,77 @@ def _read_json_outcome(held: Mapping[str, object]) -> tuple[str, bool]:
     return (one_line(f"done, {told[0]} {told[1]}", RESULT_CHARACTERS) if told else DONE), False
 
 
-def describe_actions(actions: Sequence[tuple[int, Action]]) -> list[tuple[int, str]]:
-    """Returns lines that tell of actions, each with the index of its newest action.
+class Line(NamedTuple):
+    """What is told of calls of one tool with one thing.
+
+    Attributes:
+        at: Index of the newest of them.
+        text: All that is told.
+        short: Which tool, which thing, and how the newest ended.
+        has_failed: Whether none of them has succeeded.
+    """
+
+    at: int
+    text: str
+    short: str
+    has_failed: bool
+
+
+def describe_actions(
+    actions: Sequence[tuple[int, Action]], characters: int = LINE_CHARACTERS
+) -> Iterator[Line]:
+    """Yields lines that tell of calls: first what has succeeded, then what has not, each the newest first.
 
     Calls of one tool with one thing make one line: what they share stands once, and behind it what each had of
     its own and how it ended, the newest last.
+
+    Args:
+        actions: The calls, each with the index of its message.
+        characters: Size of a line, which may be exceeded by what its newest call was given.
     """
     groups: dict[tuple[str, str], list[tuple[int, Action]]] = {}
     for at, action in actions:
         groups.setdefault(action.target, []).append((at, action))
-    return [(group[-1][0], _describe(tuple(each for _, each in group))) for group in groups.values()]
+    ranked = sorted(
+        groups.values(), key=lambda group: (all(each.has_failed for _, each in group), -group[-1][0])
+    )
+    for group in ranked:
+        calls = tuple(action for _, action in group)
+        text = _describe(calls, characters)
+        yield Line(group[-1][0], text, describe_briefly(calls[-1]), all(each.has_failed for each in calls))
 
 
-def _describe(group: Sequence[Action]) -> str:
-    shared = frozenset(group[0].arguments).intersection(*(each.arguments for each in group))
-    common = [each for each in group[0].arguments if each in shared]
-    runs: dict[str, None] = {}
-    for each in group:
-        own = _listed([pair for pair in each.arguments if pair not in shared])
-        told = f"{own} → {each.outcome}" if own else f"→ {each.outcome}"
+def describe_briefly(action: Action) -> str:
+    """Returns which tool did something with which thing, and how it ended."""
+    return " ".join(filter(None, [*action.target, "→", action.outcome]))
+
+
+def _describe(group: Sequence[Action], characters: int) -> str:
+    given = [_by_name(each.arguments) for each in group]
+    shared = [name for name in given[0] if all(each.get(name) == given[0][name] for each in given)]
+    runs: dict[str, bool] = {}
+    for action, each in zip(group, given, strict=True):
+        own = _listed({name: values for name, values in each.items() if name not in shared})
+        told = f"{own} → {action.outcome}" if own else f"→ {action.outcome}"
         runs.pop(told, None)
-        runs[told] = None
-    start = " ".join(filter(None, [group[0].tool, _listed(common)]))
-    kept: list[str] = []
-    for told in reversed(runs):
-        if kept and len(start) + sum(map(len, kept)) + len(told) > LINE_CHARACTERS:
-            break
-        kept.insert(0, told)
-    return f"{start}{' ' if kept[0].startswith('→') else ': '}{'; '.join(kept)}"
+        runs[told] = action.has_failed
+    start = " ".join(filter(None, [group[0].tool, _listed({name: given[0][name] for name in shared})]))
+    room, kept = characters - len(start), set[str]()
+    for told in sorted(reversed(runs), key=runs.__getitem__):
+        if not kept or len(told) + 2 <= room:
+            kept.add(told)
+            room -= len(told) + 2
+    ordered = [told for told in runs if told in kept]
+    return f"{start}{' ' if ordered[0].startswith('→') else ': '}{'; '.join(ordered)}"
 
 
-def _listed(arguments: Sequence[tuple[str, str]]) -> str:
-    """Arguments as text; the values of one name stand together."""
+def _by_name(arguments: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
     named: dict[str, list[str]] = {}
     for name, value in arguments:
         named.setdefault(name, []).append(value)
+    return named
+
+
+def _listed(named: Mapping[str, Sequence[str]]) -> str:
+    """Arguments as text; the values of one name stand together."""
     return ", ".join(" ".join(filter(None, [name, *values])) for name, values in named.items())

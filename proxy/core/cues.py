@@ -251,6 +251,18 @@ PROMISE = re.compile(
     r"remaining:|i(?:'ll)? (?:then )?plan to|voy a|haré|je vais|je ferai|vou|farei|я (?:сейчас )?(?:сделаю|буду)|"
     r"сейчас я|ich werde|als nächstes|我将|我会|接下来|これから|次に|मैं अब|سأقوم|سوف)(?!\w)"
 )
+# What the status of a request, or the heading over requests, says of them.
+OPEN_STATUS = re.compile(
+    r"\b(?:open|pending|unresolved|outstanding|unanswered|in progress|not (?:yet )?(?:done|started|finished)|to ?do|"
+    r"remaining|next steps?|waiting|blocked|abiert[oa]s?|pendientes?|en curso|ouverte?s?|en cours|en attente|"
+    r"em aberto|em andamento|открыт\w*|в работе|offen\w*|ausstehend\w*|in arbeit)\b|"
+    r"未完成|待办|待处理|进行中|未解決|未対応|保留|लंबित|مفتوح|معلق|বাকি|زیر التوا"
+)
+DONE_STATUS = re.compile(
+    r"\b(?:done|completed?|finished|resolved|answered|fulfilled|accomplished|hech[oa]s?|complet\w+|terminad[oa]s?|"
+    r"faite?s?|terminée?s?|conclu[ií]d[oa]s?|feit[oa]s?|готово|выполнен\w*|завершен\w*|erledigt\w*|fertig\w*|"
+    r"abgeschlossen\w*)\b|已完成|已解决|完了|済み|पूर्ण|تم|সম্পন্ন|مکمل"
+)
 QUESTION = re.compile(
     r"(?:so |and |but |ok,? |hmm+ |wait,? )*(?:what|why|how|who|whom|whose|which|where|when (?:is|are|do|"
     r"did|will)|is|are|was|were|do (?:you|we|i)|"

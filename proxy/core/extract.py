@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from proxy.core.actions import Action, describe_actions
+from proxy.core.actions import Action, describe_actions, describe_briefly
 from proxy.core.defang import defanged
 from proxy.core.facts import Observed, observed, one_line
-from proxy.core.frontier import Frontier, read_frontier
+from proxy.core.frontier import Frontier, is_idle, read_frontier
 from proxy.core.message import Message
 from proxy.core.orders import orders
 from proxy.core.values import values
@@ -30,7 +30,7 @@ A_MESSAGE = 6
 # Two sentences that share more of their words than this say the same.
 SAME = 0.6
 # Shares of the room: for what was done and where it stopped, and of what they leave for sentences.
-WORK_SHARE, STATE_SHARE, SAID_SHARE = 0.5, 0.35, 0.85
+WORK_SHARE, STATE_SHARE, SAID_SHARE = 0.75, 0.25, 0.85
 LINE_CHARACTERS = 160
 LINES = 40
 
@@ -80,7 +80,9 @@ def _split(text: str) -> list[str]:
     """The sentences of a text that are worth quoting."""
     prose = _CODE.sub("\n", _ends(text))
     found = (" ".join(each.split()) for each in _SENTENCE.split(prose) if not _NOISE.match(each))
-    return [each for each in found if SHORTEST <= len(each) <= LONGEST and not orders(each)]
+    return [
+        each for each in found if SHORTEST <= len(each) <= LONGEST and not orders(each) and not is_idle(each)
+    ]
 
 
 def _sentences(messages: Sequence[Message], role: str) -> Iterator[_Sentence]:
@@ -133,28 +135,36 @@ def _chosen(sentences: Sequence[_Sentence], length: int, characters: int) -> lis
     return sorted(chosen, key=lambda each: each.at)
 
 
-def _work(frontier: Frontier, seen: Sequence[Observed]) -> Iterator[str]:
+def _work(frontier: Frontier, seen: Sequence[Observed], characters: int) -> Iterator[str]:
     """What was done, changes first, then what was run, then what was read; the newest first."""
     writes = [each for each in frontier.actions if each[1].is_write]
-    yield from _action_lines(writes)
+    yield from _action_lines(writes, characters)
     written = {value for _, action in writes for _, value in action.arguments}
     paths = [each for each in seen if each.kind == "path" and each.deeds and not re.search(r"\s", each.text)]
     changed = [each for each in paths if each.deeds != ("read",) and each.text not in written]
     for each in sorted(changed, key=lambda path: -path.at):
         yield f"- {_line(each.text)}: {', '.join(each.deeds)}"
     others = [each for each in frontier.actions if not each[1].is_write]
-    yield from _action_lines([each for each in others if each[1].has_failed or not each[1].is_read])
+    yield from _action_lines(
+        [each for each in others if each[1].has_failed or not each[1].is_read], characters
+    )
     read: dict[str, dict[str, None]] = {}
     for _, action in reversed(others):
-        if action.is_read and not action.has_failed:
+        if action.is_read and not action.has_failed and action.arguments:
             read.setdefault(action.tool, {}).setdefault(action.target[1])
-    for tool, targets in read.items():
-        yield _cut_line(f"- read: {_line(tool)} {', '.join(map(_line, filter(None, targets)))}".rstrip())
+    told = (f"{_line(tool)} {', '.join(map(_line, targets))}" for tool, targets in read.items())
+    if read:
+        yield _cut_line(f"- read: {'; '.join(told)}")
 
 
-def _action_lines(actions: Sequence[tuple[int, Action]]) -> Iterator[str]:
-    for _, line in sorted(describe_actions(actions), key=lambda each: -each[0]):
-        yield f"- {defanged(line)}"
+def _action_lines(actions: Sequence[tuple[int, Action]], characters: int) -> Iterator[str]:
+    """Lines of calls; of those that are too long together the later ones are short."""
+    room = characters
+    for each in describe_actions(actions, characters):
+        line = f"- {defanged(each.text)}"
+        line = line if len(line) < room else f"- {defanged(each.short)}"
+        room -= len(line) + 1
+        yield line
 
 
 def _cut_line(line: str) -> str:
@@ -165,9 +175,8 @@ def _cut_line(line: str) -> str:
 def _state(messages: Sequence[Message], name: Callable[[int], str], frontier: Frontier) -> Iterator[str]:
     """Where it stopped: the last step and what came of it, what was left open, and what was said last."""
     if (step := frontier.find_last_step(range(len(messages)))) is not None:
-        [(_, line)] = describe_actions([(step.at, step.action)])
         said = f"{step.intent}: " if step.intent else ""
-        yield f"- last step: {said}{defanged(line)} ({name(step.at)})"
+        yield f"- last step: {said}{defanged(describe_briefly(step.action))} ({name(step.at)})"
     for end in reversed(frontier.loose_ends):
         yield f"- {end.kind}: {defanged(end.text)} ({name(end.at)})"
     recent = range(len(messages) - 1, max(-1, len(messages) - NEWEST), -1)
@@ -204,7 +213,8 @@ def extractive(messages: Sequence[Message], characters: int, name: Callable[[int
     window = _window(len(messages))
     seen = observed(messages, window)
     frontier = read_frontier(messages)
-    work = _section("Done:", _work(frontier, seen), int(WORK_SHARE * characters))
+    room = int(WORK_SHARE * characters)
+    work = _section("Done:", _work(frontier, seen, room - len("Done:\n")), room)
     state = _section("Where it stopped:", _state(messages, name, frontier), int(STATE_SHARE * characters))
     room = int(SAID_SHARE * (characters - len(state) - len(work)))
     quotable = list(_sentences(messages, "assistant")) or list(_sentences(messages, "user"))

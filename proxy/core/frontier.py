@@ -14,7 +14,7 @@ from proxy.core import cues
 from proxy.core.actions import Action, read_action
 from proxy.core.client_forms import find_user_messages
 from proxy.core.cues import Kind
-from proxy.core.defang import defanged
+from proxy.core.defang import defanged, visible
 from proxy.core.facts import one_line
 from proxy.core.message import Call, Message
 from proxy.core.orders import orders
@@ -32,6 +32,8 @@ SUBSTANCE_CHARACTERS = 240
 QUOTED_CHARACTERS = 160
 # So many turns without a word on a failure or a promise end it, and so many leave a request unknown.
 LASTING_TURNS, WAITING_TURNS = 4, 12
+# Tools by which a model only talks to itself.
+THOUGHTS = frozenset({"think", "sequentialthinking", "sequential_thinking"})
 # A shorter sentence tells nothing of what came of a request, in characters.
 LEAST_RESULT = 12
 
@@ -134,7 +136,7 @@ def _sentences(text: str) -> list[str]:
 
 def quote(text: str) -> str:
     """Returns a sentence as one harmless line; "" for one that orders something."""
-    said = " ".join(_MARKUP.sub("", text[: 4 * QUOTED_CHARACTERS]).split())
+    said = " ".join(_MARKUP.sub("", visible(text[: 4 * QUOTED_CHARACTERS])).split())
     return "" if not said or orders(said) else defanged(one_line(said, QUOTED_CHARACTERS))
 
 
@@ -146,9 +148,7 @@ def read_reply(text: str) -> Reply:
     question = asking[-1] if asking else ""
     asked = _subjects(statements("\n".join(asking)))
     promises = [each for each in last if each not in asking and _promises(each)]
-    told = [
-        each for each in pieces if each not in asking and len(each) >= LEAST_RESULT and not _is_idle(each)
-    ]
+    told = [each for each in pieces if each not in asking and len(each) >= LEAST_RESULT and not is_idle(each)]
     result = next((line for each in told if not _promises(each) and (line := quote(each))), "")
     substance = sum(map(len, told)) >= SUBSTANCE_CHARACTERS
     about = _subjects(statements("\n".join(pieces))) if question and substance else asked
@@ -157,9 +157,7 @@ def read_reply(text: str) -> Reply:
 
 def _subjects(said: Sequence[Statement]) -> frozenset[str]:
     """What statements are about: stems, and exact values."""
-    return frozenset(
-        word for each in said for word in (*each.words, *(value for _, value in each.values))
-    )
+    return frozenset(word for each in said for word in (*each.words, *(value for _, value in each.values)))
 
 
 def _asks(sentence: str) -> bool:
@@ -174,7 +172,8 @@ def _promises(sentence: str) -> bool:
     return cues.PROMISE.match(plain) is not None and not cues.OFFER.search(plain)
 
 
-def _is_idle(sentence: str) -> bool:
+def is_idle(sentence: str) -> bool:
+    """Whether a sentence only thanks, or offers help."""
     plain = folded(sentence)
     return cues.OFFER.search(plain) is not None or cues.THANKS.match(plain) is not None
 
@@ -183,7 +182,7 @@ def only_thanks(text: str, said: Sequence[Statement]) -> bool:
     """Whether a user's message ends an exchange: it thanks or agrees, and asks for nothing."""
     short = len(text) <= THANKS_CHARACTERS and cues.THANKS.match(folded(text)) is not None
     asks = (each for each in said if each.question or each.kind is Kind.REQUEST)
-    return short and all(_is_idle(each.text) for each in asks)
+    return short and all(is_idle(each.text) for each in asks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +231,7 @@ class _Reader:
         self.waiting += [
             _Waiting(turn, each)
             for each in said
-            if each.kind is Kind.REQUEST and not each.label and not _is_idle(each.text)
+            if each.kind is Kind.REQUEST and not each.label and not is_idle(each.text)
         ]
         self._leave(self.waiting[:-MAX_WAITING])
         self._leave([each for each in self.waiting if turn - each.turn > WAITING_TURNS])
@@ -282,7 +281,9 @@ class _Reader:
 
     @staticmethod
     def _has_written(turn: _Turn) -> bool:
-        return any(action.is_write and not action.has_failed and action.has_result for _, action in turn.actions)
+        return any(
+            action.is_write and not action.has_failed and action.has_result for _, action in turn.actions
+        )
 
     def _answer(self, requests: Sequence[_Waiting], reply: Reply | None) -> None:
         told = self._tell_outcome(reply)
@@ -338,7 +339,9 @@ def _failure_key(action: Action) -> str:
     return f"{action.tool} {value if name else ' '.join(value.split()[:2])}"
 
 
-def _follow(messages: Sequence[Message], start: int, stop: int, act: Act, replied: Callable[[str], Reply]) -> _Turn:
+def _follow(
+    messages: Sequence[Message], start: int, stop: int, act: Act, replied: Callable[[str], Reply]
+) -> _Turn:
     """What stands between two messages of users."""
     found = _Turn()
     made: dict[str, tuple[int, Call]] = {}
@@ -352,7 +355,7 @@ def _follow(messages: Sequence[Message], start: int, stop: int, act: Act, replie
                     found.actions.append((where, act(call, message.text)))
             ended = False
         elif message.role == "assistant":
-            made.update((call.id, (at, call)) for call in message.calls)
+            made.update((call.id, (at, call)) for call in message.calls if call.name.lower() not in THOUGHTS)
             ended = not message.calls and bool(message.text.strip())
             if ended:
                 found.reply, found.at = replied(message.text), at

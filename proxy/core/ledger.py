@@ -5,8 +5,9 @@ kept apart. What was said later of the same subject takes the place of what was 
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import islice
 
-from proxy.core.actions import describe_actions
+from proxy.core.actions import describe_actions, describe_briefly
 from proxy.core.cues import Kind
 from proxy.core.facts import Observed, Shown, observed, shown
 from proxy.core.frontier import Frontier, State, read_frontier
@@ -72,7 +73,11 @@ def ledger(
         for at, spoken in kept
         if spoken.kind and _is_open(spoken, come)
     )
-    rest = [each for each in kept if not (each[1].kind and _is_open(each[1], come)) and not _outcome(each[1], come)]
+    rest = [
+        each
+        for each in kept
+        if not (each[1].kind and _is_open(each[1], come)) and not _outcome(each[1], come)
+    ]
     progress = (*_progress(come, gone), *_answered(kept, come), *_ran(come, gone))
     bounded = tuple(_bound_rules(pinned + entries))
     return Ledger(bounded, tuple(_remarks(rest, name)), observed(messages, gone, seen), progress)
@@ -96,12 +101,11 @@ def _progress(frontier: Frontier, gone: Collection[int]) -> Iterator[Progress]:
     left = [each for each in frontier.loose_ends if each.at in gone]
     yield from (Progress(each.kind, each.text, each.at) for each in reversed(left))
     actions = [each for each in frontier.actions if each[0] in gone and each[1].is_write]
-    for at, line in sorted(describe_actions(actions), key=lambda each: -each[0])[:MAX_ACTIONS]:
-        yield Progress("done", line, at)
+    for line in islice(describe_actions(actions), MAX_ACTIONS):
+        yield Progress("tried" if line.has_failed else "done", line.text, line.at, line.short)
     if (step := frontier.find_last_step(gone)) is not None:
-        [(_, line)] = describe_actions([(step.at, step.action)])
-        said = f"{step.intent}: " if step.intent else ""
-        yield Progress("last step", f"{said}{line}", step.at)
+        told = describe_briefly(step.action)
+        yield Progress("last step", f"{step.intent}: {told}" if step.intent else told, step.at, told)
 
 
 def _answered(kept: Sequence[tuple[int, Spoken]], frontier: Frontier) -> Iterator[Progress]:
@@ -118,8 +122,8 @@ def _ran(frontier: Frontier, gone: Collection[int]) -> Iterator[Progress]:
         for at, each in frontier.actions
         if at in gone and not each.is_write and (each.has_failed or not each.is_read)
     ]
-    for at, line in sorted(describe_actions(actions), key=lambda each: -each[0])[:MAX_ACTIONS]:
-        yield Progress("ran", line, at)
+    for line in islice(describe_actions(actions), MAX_ACTIONS):
+        yield Progress("ran", line.text, line.at, line.short)
 
 
 def _bound_rules(entries: Sequence[Entry]) -> Iterator[Entry]:

@@ -128,7 +128,9 @@ def _in_text(text: str, kinds: frozenset[str]) -> Iterator[NamedValue]:
 def _is_made(code: str) -> bool:
     """Whether a code looks made to tell things apart, and is no word of a program."""
     parts = sum(map(str.isdigit, code)) >= 2 and len(code) >= LEAST_CODE  # noqa: PLR2004 - one digit is in many words
-    return parts and (not code.islower() or "-" in code or "_" in code or sum(map(str.isdigit, code)) > len(code) // 3)
+    return parts and (
+        not code.islower() or "-" in code or "_" in code or sum(map(str.isdigit, code)) > len(code) // 3
+    )
 
 
 def _is_whole(text: str, value: Value) -> bool:
@@ -155,4 +157,6 @@ def _name_before(text: str, value: Value) -> str:
         return ""
     said = _BREAK.split(line.rstrip(" (\"'`*[#$<"))[-1]
     words = _WORDS.findall(said)[-4:]
-    return next((w for w in reversed(words) if w.lower() not in STOP_WORDS and not any(map(str.isdigit, w))), "")
+    return next(
+        (w for w in reversed(words) if w.lower() not in STOP_WORDS and not any(map(str.isdigit, w))), ""
+    )
