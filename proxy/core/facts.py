@@ -34,7 +34,8 @@ _OBSERVED = frozenset(
 )
 
 _ERROR = re.compile(
-    r"\b(?:[A-Za-z_][\w.]{0,60}(?:Error|Exception|Failure|Warning)\b|Traceback\b|[Ee]rror[:\[ ]|ERROR\b|"
+    r"\b(?:(?:[a-z_]\w{0,30}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception|Failure|Warning)(?=:|\s*$)|Traceback\b|"
+    r"(?<!\w)[Ee]rror(?=:|\[| [A-Z]+\d)|ERROR\b|"
     r"FAILED?\b|[Ff]atal[: ]|panic(?:ked)?[: ]|command not found|No such file|Permission denied|"
     r"[Cc]annot find)"
 )
@@ -247,7 +248,7 @@ def observed(
             seen = found.pop(key, None)
             deeds = (seen.deeds if seen else frozenset[str]()) | ({deed} if deed else set())
             things = (seen.things if seen else frozenset[str]()) | {thing}
-            found[key] = _Sighting(at, deeds, name or (seen.name if seen else ""), things)
+            found[key] = _Sighting(at, deeds, (seen.name if seen else "") or name, things)
     return tuple(
         Observed(kind, text, seen.at, tuple(each for each in _IN_ORDER if each in seen.deeds), seen.name)
         for (kind, text), seen in found.items()

@@ -222,6 +222,7 @@ class _Reader:
         self.failed: dict[str, tuple[int, int, Action]] = {}
         self.promised: tuple[int, int, str] | None = None
         self.before: _Turn | None = None
+        self.turn = -1
         self.done: list[tuple[int, Action]] = []
 
     def read_user(self, turn: int, text: str, said: Sequence[Statement]) -> None:
@@ -238,7 +239,7 @@ class _Reader:
 
     def read_turn(self, turn: int, follows: _Turn) -> None:
         """Take in what followed."""
-        self.before = follows
+        self.before, self.turn = follows, turn
         for at, action in follows.actions:
             failure = _failure_key(action)
             if action.has_failed:
@@ -265,7 +266,7 @@ class _Reader:
         if reply is None:
             return
         if not reply.question:
-            unmended = [each for each in before.actions if each[1] in {f for _, _, f in self.failed.values()}]
+            unmended = any(then == self.turn for then, _, _ in self.failed.values())
             if unmended and not self._has_written(before):
                 asks_again = any(each.question or each.kind is Kind.REQUEST for each in said)
                 self._leave(self.waiting if asks_again else [])

@@ -230,8 +230,11 @@ def _rank(fact: Observed) -> int:
 
 
 def _observations(page: _Page, facts: Sequence[Observed]) -> None:
+    told = {word.strip(",;:") for line in page.lines.get(_OBSERVED, {}).values() for word in line.split()}
     numbered = sorted(enumerate(facts), key=lambda item: (_rank(item[1]), -item[0]))
     for number, fact in numbered:
+        if fact.kind == "command" or (fact.kind == "path" and fact.text in told):  # what was done tells it
+            continue
         said = _shown(fact)
         if (
             page.room < len(fact.name or fact.kind) + len(said) + OBSERVED_CHARACTERS

@@ -19,7 +19,10 @@ NAMED_WITHIN = 60
 MAX_LEAVES, MAX_DEPTH, LEAF_CHARACTERS = 4_000, 12, 2_000
 # A bare code in prose is quoted without a name only in texts as short as this, in characters.
 SHORT_TEXT_CHARACTERS = 200
-LEAST_CODE = 5
+# Shorter ones are no codes, no whole dates and no names, in characters; and a label's last words name enough.
+LEAST_CODE, LEAST_DATE, LEAST_WORD, LABEL_WORDS = 5, 8, 3, 4
+# So many words that say nothing, such as "of", may stand between a name and its value.
+SKIPPED_WORDS = 2
 
 _GENERIC = frozenset(
     {"id", "name", "key", "code", "value", "number", "amount", "date", "type", "status", "price", "total"}
@@ -30,12 +33,15 @@ _ID_KEY = re.compile(r"(?:^|_)(?:id|ids|number|no|key|code|uuid)$|[a-z]Id$|^name
 _TOKEN = re.compile(r"[\w.@/\\~+&%-]+")
 _AROUND = ".,;:!?-+~%&"
 _LABEL = re.compile(r"([^\W\d_][\w /-]{0,38}?)[\"'`*_)\]]{0,4}[ \t]{0,2}[:=：][ \t]{0,3}[\"'`*(\[$#<]{0,4}\Z")  # noqa: RUF001 - a wide colon
-_WORDS = re.compile(r"[^\W_][\w-]*")
-# What a stop ends, a name does not reach across.
-_BREAK = re.compile(r"[.!?;\n\t|(){}\[\]<>。！？]")  # noqa: RUF001 - stops of other scripts
+_WORDS = re.compile(r"[^\W\d_]+")
+# What may stand between a word and the value that it names.
+_OPENING = " (\"'`*[#$<"
+_EXPLAINED = re.compile(r"\d+-[a-z]+|(?:utf|sha|iso|base|aes|md|u?int|float|win|x)-?\d{1,4}", re.IGNORECASE)
+_COMMIT_SIZES = frozenset({7, 8, 40})
+_COMMIT_WORDS = frozenset({"commit", "sha", "revision", "rev", "head"})
 _KEY_FOLLOWS = re.compile(r"[\"']?\s{0,2}:\s")
 # Kinds whose name says enough where nothing else does.
-_SELF_NAMED = frozenset({"url", "email", "host", "commit", "branch", "port", "version", "address"})
+_SELF_NAMED = frozenset({"url", "email", "host", "branch", "port", "address"})
 # Kinds of text that has a newer value, not a further one, where the same label stands before it again.
 _CHANGING = frozenset({"money", "version", "date", "port", "host", "address", "branch", "commit"})
 
@@ -118,19 +124,33 @@ def _in_text(text: str, kinds: frozenset[str]) -> Iterator[NamedValue]:
     for value in values(text):
         if value.kind not in kinds or not _is_whole(text, value):
             continue
-        name = _name_before(text, value)
-        if value.kind == "code" and not (_is_made(value.text) and (name or is_short)):
+        label = _label_before(text, value)
+        name = label or _word_before(text, value)
+        if not _is_telling(value, label=label, name=name, is_short=is_short):
             continue
         thing = f"\n{name}" if name and value.kind in _CHANGING else ""
         yield NamedValue(value.kind, value.text, name, thing)
 
 
+def _is_telling(value: Value, *, label: str, name: str, is_short: bool) -> bool:
+    """Whether a value in prose, or in what a program prints, tells a reader anything."""
+    text = value.text
+    if value.kind == "code":
+        is_loud = text.isupper() or "-" in text or "_" in text
+        return _is_made(text) and bool(label or (is_short or name) and is_loud)
+    if value.kind == "date":
+        return bool(label or (name and text[-2:].isdigit() and len(text) >= LEAST_DATE))
+    if value.kind == "commit":
+        return bool(label) or len(text) in _COMMIT_SIZES or name.lower() in _COMMIT_WORDS
+    if value.kind == "money":
+        return bool(name) or is_short
+    return value.kind != "email" or not text.rpartition(".")[2].isdigit()
+
+
 def _is_made(code: str) -> bool:
     """Whether a code looks made to tell things apart, and is no word of a program."""
-    parts = sum(map(str.isdigit, code)) >= 2 and len(code) >= LEAST_CODE  # noqa: PLR2004 - one digit is in many words
-    return parts and (
-        not code.islower() or "-" in code or "_" in code or sum(map(str.isdigit, code)) > len(code) // 3
-    )
+    digits = sum(map(str.isdigit, code))
+    return digits > 1 and len(code) >= LEAST_CODE and not _EXPLAINED.fullmatch(code)
 
 
 def _is_whole(text: str, value: Value) -> bool:
@@ -148,15 +168,25 @@ def _is_whole(text: str, value: Value) -> bool:
 
 def _name_before(text: str, value: Value) -> str:
     """What stands before a value and names it; "" where nothing does."""
-    before = text[max(0, value.start - NAMED_WITHIN) : value.start]
-    line = before.rpartition("\n")[2]
-    if label := _LABEL.search(line):
-        words = label.group(1).split()
-        return " ".join(words[-4:])
+    return _label_before(text, value) or _word_before(text, value)
+
+
+def _label_before(text: str, value: Value) -> str:
+    """What stands before the colon in front of a value; "" without one."""
+    line = text[max(0, value.start - NAMED_WITHIN) : value.start].rpartition("\n")[2]
+    label = _LABEL.search(line)
+    return " ".join(label.group(1).split()[-LABEL_WORDS:]) if label else ""
+
+
+def _word_before(text: str, value: Value) -> str:
+    """The nearest word in front of a value that says what it is; "" for none, and where the kind says it."""
     if value.kind in _SELF_NAMED:
         return ""
-    said = _BREAK.split(line.rstrip(" (\"'`*[#$<"))[-1]
-    words = _WORDS.findall(said)[-4:]
-    return next(
-        (w for w in reversed(words) if w.lower() not in STOP_WORDS and not any(map(str.isdigit, w))), ""
-    )
+    line = text[max(0, value.start - NAMED_WITHIN) : value.start].rpartition("\n")[2].rstrip(_OPENING)
+    for word in reversed(_WORDS.findall(line)[-SKIPPED_WORDS - 1 :]):
+        if not line.endswith(word):
+            return ""
+        if len(word) >= LEAST_WORD and word.lower() not in STOP_WORDS:
+            return str(word)
+        line = line.removesuffix(word).rstrip(_OPENING)
+    return ""

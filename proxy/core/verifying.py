@@ -178,12 +178,10 @@ def _critical(messages: Sequence[Message]) -> list[tuple[int, str]]:
     last = _ERROR_NAME.findall(errors[-1].text)[:1] if errors else []
     found = [(weight, each.text) for each in seen if (weight := _importance(each, len(messages)))]
     found += [(ERROR_WEIGHT, name) for name in last]
+    known = {value for _, value in found}
     writes = (each for _, each in read_frontier(messages).actions if each.is_write and not each.has_failed)
-    found += [
-        (CHANGED_WEIGHT, value)
-        for each in writes
-        if (value := each.target[1]) and not re.search(r"\s", value)
-    ]
+    targets = dict.fromkeys(each.target[1] for each in writes if not re.search(r"\s", each.target[1]))
+    found += [(CHANGED_WEIGHT, value) for value in targets if value not in known]
     short = [each for each in found if each[1] and len(each[1]) <= ADDED_VALUE_CHARACTERS]
     return short[-CRITICAL:]
 
