@@ -5,10 +5,14 @@ HTTP method, SQL. Arguments and results come from models and tools and may be ho
 arguments are quoted, and of a result only what tells how the call ended, each on one harmless line.
 """
 
+# ruff: noqa: SIM905 - words as one text are easier to keep
+
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
 from typing import NamedTuple
 
 from proxy.core.defang import visible
@@ -21,6 +25,10 @@ from proxy.core.orders import orders
 MAX_ARGUMENTS, ARGUMENT_CHARACTERS = 40, 60
 # What one line tells of calls of one tool with one thing, beside the newest of them, in characters.
 LINE_CHARACTERS = 320
+# Characters of a name, and of a shell command, by which a call is judged.
+MAX_NAME_CHARACTERS, SHELL_CHARACTERS = 60, 2_000
+# A shorter line of an edit tells nothing, in characters; and HTTP's statuses from here on are errors.
+LEAST_LINE, HTTP_ERROR = 3, 400
 # Levels of nested arguments that are read.
 MAX_DEPTH = 6
 # Where in a result a program tells how it ended, in characters from either end.
@@ -34,33 +42,36 @@ DONE = "done"
 NO_RESULT = "no result"
 
 _WRITE_VERBS = frozenset(
-    "accept activate add adjust append apply approve archive assign authorize begin block book buy call cancel "
-    "change charge clear close comment commit confirm contact copy cp create decline delete deploy deposit "
-    "disable downgrade drop edit email enable end exchange fill follow forward fund grant insert install "
-    "invite issue kill like lock log make mark mention merge message mkdir modify move mv notify open order "
-    "overwrite park pause pay place post press publish purchase push put redeem refund register reject "
-    "release remove rename replace reply report request reschedule reserve reset resolve restart restore "
-    "resume retweet return revert revoke rm rmdir save schedule sell send set share ship sign sort start "
-    "stop store str submit subscribe swap tag terminate toggle touch transfer tweet undo unfollow uninstall "
-    "unlock unsubscribe update upgrade upload withdraw write".split()  # noqa: SIM905 - words as one text
+    "accept activate add adjust append apply approve archive assign authorize begin block book buy call "
+    "cancel change charge clear close comment commit confirm contact copy cp create decline delete "
+    "deploy deposit disable downgrade drop edit email enable end exchange fill follow forward fund "
+    "grant insert install invite issue kill like lock log make mark mention merge message mkdir modify "
+    "move mv notify open order overwrite park pause pay place post press publish purchase push put "
+    "redeem refund register reject release remove rename replace reply report request reschedule "
+    "reserve reset resolve restart restore resume retweet return revert revoke rm rmdir save schedule "
+    "sell send set share ship sign sort start stop store str submit subscribe swap tag terminate toggle "
+    "touch transfer tweet undo unfollow uninstall unlock unsubscribe update upgrade upload withdraw "
+    "write".split()
 )
 _READ_VERBS = frozenset(
     "analyze ask authenticate browse calculate cat cd check compare compute convert count describe diff "
-    "display download du echo estimate explain fetch find get glob grep head inspect list load login look "
-    "lookup ls measure navigate peek ping preview pwd query read retrieve scan search see select show stat "
-    "status summarize tail think tree verify view wait wc".split()  # noqa: SIM905
+    "display download du echo estimate explain fetch find get glob grep head inspect list load login "
+    "look lookup ls measure navigate peek ping preview pwd query read retrieve scan search see select "
+    "show stat status summarize tail think tree verify view wait wc".split()
 )
 # Words in front of a verb or behind it that make a write of nothing: `get_order`, but `open` of a file.
 _READS_FILES = frozenset({"open", "log", "sort"})
 _NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-_SUBCOMMAND = frozenset({"command", "action", "operation", "type", "mode"})
+_SUBCOMMANDS = frozenset({"command", "action", "operation", "type", "mode"})
+_METHOD_KEYS = frozenset({"method", "http_method"})
 _SHELL_KEYS = frozenset({"command", "cmd", "script", "shell", "bash_command", "code"})
 _SQL_KEYS = frozenset({"sql", "query", "statement"})
 _SQL_WRITE = re.compile(
     r"\s*(?:insert|update|delete|create|alter|drop|merge|truncate|replace|grant|revoke)\b", re.IGNORECASE
 )
-_SQL = re.compile(r"\s*(?:select|with|explain|show)\b", re.IGNORECASE)
+_SQL_READ = re.compile(r"\s*(?:select|with|explain|show)\b", re.IGNORECASE)
 _METHOD_WRITES = frozenset({"post", "put", "patch", "delete"})
+_METHOD_READS = frozenset({"get", "head", "options"})
 _SHELL_TOOL = re.compile(r"bash|shell|terminal|command|exec|^run|^sh$|^cmd$|console", re.IGNORECASE)
 _SHELL_WRITE = re.compile(
     r"(?:^|[;&|(]|\bsudo|\bxargs)\s*(?:rm|mv|cp|mkdir|rmdir|touch|ln|tee|dd|chmod|chown|kill|pkill|patch|truncate|"
@@ -119,6 +130,14 @@ _BULKY = frozenset(
 )
 
 
+class Effect(StrEnum):
+    """What a call does to the world."""
+
+    WRITE = "write"
+    READ = "read"
+    UNKNOWN = "unknown"
+
+
 @dataclass(frozen=True, slots=True)
 class Action:
     """One call of a tool, and how it ended.
@@ -127,8 +146,7 @@ class Action:
         tool: The tool's name.
         arguments: Its key arguments as name and value; values that repeat are left out.
         outcome: `done`, what the result tells in short, or the error, on one line.
-        is_write: Whether it changes something.
-        is_read: Whether it surely only reads; a call may be neither.
+        effect: Whether it changes something, surely only reads, or neither is known.
         has_failed: Whether it ended with an error.
         has_result: Whether anything answered it.
     """
@@ -136,10 +154,19 @@ class Action:
     tool: str
     arguments: tuple[tuple[str, str], ...]
     outcome: str
-    is_write: bool
-    is_read: bool
+    effect: Effect
     has_failed: bool
     has_result: bool = True
+
+    @property
+    def is_write(self) -> bool:
+        """Whether it changes something."""
+        return self.effect is Effect.WRITE
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it surely only reads."""
+        return self.effect is Effect.READ
 
     @property
     def target(self) -> tuple[str, str]:
@@ -157,15 +184,20 @@ def read_action(call: Call, result: str | None) -> Action:
     given = read_json(call.arguments)
     arguments = given if isinstance(given, dict) else {}
     command = _find_command(call, arguments)
-    is_write, is_read = _judge(call, arguments, command)
+    effect = _judge_command(command) if command else _judge_call(call, arguments)
     outcome, has_failed = NO_RESULT, False
     if result is not None:
-        outcome, has_failed = _read_outcome(visible(looked_at(result)), command, is_read=is_read)
+        outcome, has_failed = _read_result(visible(looked_at(result)).strip(), command, effect)
     if orders(outcome):
         outcome = "failed" if has_failed else DONE
-    shown = tuple(_key_arguments(call, arguments, command))
+    if command:
+        shown = list(_quote_command(command))
+    elif arguments:
+        shown = list(islice(_key_arguments(arguments), MAX_ARGUMENTS))
+    else:
+        shown = [("", text) for text in [_short(call.arguments)] if text and text not in {"{}", "[]"}]
     tool = one_line(call.name, ARGUMENT_CHARACTERS)
-    return Action(tool, shown, outcome, is_write, is_read, has_failed, result is not None)
+    return Action(tool, tuple(shown), outcome, effect, has_failed, result is not None)
 
 
 def name_words(name: str) -> list[str]:
@@ -185,35 +217,36 @@ def _find_command(call: Call, arguments: Mapping[str, object]) -> str:
     return ""
 
 
-def _judge(call: Call, arguments: Mapping[str, object], command: str) -> tuple[bool, bool]:
-    """Whether a call writes, and whether it surely only reads."""
-    if command:
-        head = command[:2_000]
-        writes = _SHELL_WRITE.search(head) is not None
-        return writes, not writes and _SHELL_READ.match(head.lstrip()) is not None
+def _judge_command(command: str) -> Effect:
+    head = command[:SHELL_CHARACTERS]
+    if _SHELL_WRITE.search(head):
+        return Effect.WRITE
+    return Effect.READ if _SHELL_READ.match(head.lstrip()) else Effect.UNKNOWN
+
+
+def _judge_call(call: Call, arguments: Mapping[str, object]) -> Effect:
+    """What a call does, by the form of what it sends, and else by the tool's name."""
     for key, value in arguments.items():
-        if not isinstance(value, str):
-            continue
-        if key.lower() in _SUBCOMMAND and (words := name_words(value[:60])):
-            if words[0] in _WRITE_VERBS:
-                return True, False
-            if words[0] in _READ_VERBS:
-                return False, True
-        if key.lower() in {"method", "http_method"}:
-            return value.lower() in _METHOD_WRITES, value.lower() not in _METHOD_WRITES
-        if key.lower() in _SQL_KEYS and (_SQL_WRITE.match(value) or _SQL.match(value)):
-            return _SQL_WRITE.match(value) is not None, _SQL_WRITE.match(value) is None
-    return _judge_name(call.name, arguments)
-
-
-def _judge_name(name: str, arguments: Mapping[str, object]) -> tuple[bool, bool]:
-    words = name_words(name[:80])
-    for word in words:
+        if isinstance(value, str) and (effect := _judge_argument(key.lower(), value)) is not Effect.UNKNOWN:
+            return effect
+    for word in name_words(call.name[:MAX_NAME_CHARACTERS]):
         if word in _READ_VERBS or (word in _READS_FILES and "path" in arguments):
-            return False, True
+            return Effect.READ
         if word in _WRITE_VERBS:
-            return True, False
-    return False, False
+            return Effect.WRITE
+    return Effect.UNKNOWN
+
+
+def _judge_argument(key: str, value: str) -> Effect:
+    """What an argument shows: the verb of a tool with several, an HTTP method, or SQL."""
+    verb = next(iter(name_words(value[:MAX_NAME_CHARACTERS])), "")
+    reads = (key in _SUBCOMMANDS and verb in _READ_VERBS) or (key in _METHOD_KEYS and verb in _METHOD_READS)
+    writes = (key in _SUBCOMMANDS and verb in _WRITE_VERBS) or (
+        key in _METHOD_KEYS and verb in _METHOD_WRITES
+    )
+    if writes or (key in _SQL_KEYS and _SQL_WRITE.match(value)):
+        return Effect.WRITE
+    return Effect.READ if reads or (key in _SQL_KEYS and _SQL_READ.match(value)) else Effect.UNKNOWN
 
 
 def _values_of(name: str, value: object, depth: int = 0) -> Iterator[tuple[str, str]]:
@@ -241,81 +274,82 @@ def _short(value: str) -> str:
     return "" if " " in text and orders(text) else text
 
 
-def _key_arguments(call: Call, arguments: Mapping[str, object], command: str) -> Iterator[tuple[str, str]]:
-    if command:
-        line = one_line(visible(command[:MAX_CHARACTERS]).strip().partition("\n")[0], COMMAND_CHARACTERS)
-        yield from [] if orders(line) else [("", line)]
-        return
-    if not arguments:
-        if (text := _short(call.arguments)) and text not in {"{}", "[]"}:
-            yield "", text
-        return
-    change = _find_change(arguments)
+def _quote_command(command: str) -> Iterator[tuple[str, str]]:
+    line = one_line(visible(command[:MAX_CHARACTERS]).strip().partition("\n")[0], COMMAND_CHARACTERS)
+    if not orders(line):
+        yield "", line
+
+
+def _key_arguments(arguments: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Names and short values of arguments; of an edit what it changes, and nothing of a whole file."""
     known: set[str] = set()
     for key, value in arguments.items():
         if _OLD_KEY.match(key) or _NEW_KEY.match(key) or key.lower() in _BULKY:
             continue
-        for name, leaf in _values_of(one_line(key, 40), value):
+        for name, leaf in _values_of(one_line(key, MAX_NAME_CHARACTERS), value):
             text = _short(leaf)
             if text and (text not in known or not isinstance(value, dict | list)):
                 known.add(text)
                 yield name, text
-            if len(known) >= MAX_ARGUMENTS:
-                return
-    if change:
+    if change := _find_change(arguments):
         yield "change", change
 
 
 def _find_change(arguments: Mapping[str, object]) -> str:
-    """The first line that an edit changes, or the first line of what is written."""
+    """The first line that an edit adds, or the first that it takes out; "" for none."""
     old = next((v for k, v in arguments.items() if _OLD_KEY.match(k) and isinstance(v, str)), "")
     new = next((v for k, v in arguments.items() if _NEW_KEY.match(k) and isinstance(v, str)), "")
-    if not (old or new):
-        return ""
-    before = frozenset(line.strip() for line in old[:MAX_CHARACTERS].splitlines())
-    lines = (line.strip() for line in new[:MAX_CHARACTERS].splitlines())
-    added = next((line for line in lines if line not in before and len(line) > 2), "")
-    if added:
+    if added := _first_new_line(new, old):
         return _short(f"+ {added}")
-    after = frozenset(line.strip() for line in new[:MAX_CHARACTERS].splitlines())
-    gone = next(
-        (line for line in map(str.strip, old.splitlines()) if line not in after and len(line) > 2), ""
-    )
-    return _short(f"- {gone}") if gone else ""
+    return _short(f"- {gone}") if (gone := _first_new_line(old, new)) else ""
 
 
-def _read_outcome(result: str, command: str, *, is_read: bool) -> tuple[str, bool]:
+def _first_new_line(text: str, other: str) -> str:
+    """The first line that one text has and another has not; "" for none."""
+    known = frozenset(line.strip() for line in other[:MAX_CHARACTERS].splitlines())
+    lines = (line.strip() for line in text[:MAX_CHARACTERS].splitlines())
+    return next((line for line in lines if len(line) >= LEAST_LINE and line not in known), "")
+
+
+def _read_result(text: str, command: str, effect: Effect) -> tuple[str, bool]:
     """How a call ended, in short, and whether it failed."""
-    text = result.strip()
-    held = read_json(text)
+    held = None if command and effect is Effect.READ else read_json(text)
     if isinstance(held, dict):
-        return _read_json_outcome(held)
+        failure = _find_json_failure(held)
+        told = next(((k, held[k]) for k in _TOLD_KEYS if isinstance(held.get(k), str | int)), None)
+        success = one_line(f"{DONE}, {told[0]} {told[1]}", RESULT_CHARACTERS) if told else DONE
+    else:
+        failure = _find_failure(text, command, effect)
+        counts = _TEST_COUNTS.findall(text[-TAIL_CHARACTERS:]) if command else []
+        is_value = 0 < len(text) <= RESULT_CHARACTERS // 2 and " " not in text
+        success = one_line(counts[-1] if counts else text, RESULT_CHARACTERS) if counts or is_value else DONE
+    return (one_line(failure, ERROR_CHARACTERS), True) if failure else (success, False)
+
+
+def _find_failure(text: str, command: str, effect: Effect) -> str:
+    """What a result tells of a failure; "" for none."""
     head, tail = text[:HEAD_CHARACTERS], text[-TAIL_CHARACTERS:]
     found = _EXIT.search(tail) or _EXIT.search(head)
-    code = found.group(1) if found else "0"
-    if command and not (is_read and code == "0"):
-        counts = [each.group() for each in _TEST_COUNTS.finditer(tail)]
-        failed = _FAILED_TEST.search(tail)
-        if code != "0" or (counts and _SOME_FAILED.search(counts[-1])) or (failed and counts):
-            told = (failed.group().strip() if failed else "") or find_error(tail) or (counts or [""])[-1]
-            parts = [f"exit code {code}" if code != "0" else "", told]
-            return one_line("; ".join(filter(None, parts)), ERROR_CHARACTERS) or "failed", True
-        if counts:
-            return one_line(counts[-1], RESULT_CHARACTERS), False
-    if code != "0":
-        return one_line(
-            "; ".join(filter(None, [f"exit code {code}", find_error(tail)])), ERROR_CHARACTERS
-        ), True
-    first = head.partition("\n")[0]
-    if _STARTS_WITH_ERROR.match(head) and not (is_read and len(text) > TAIL_CHARACTERS):
-        line = first if len(first) > len("Error:") + 2 else " ".join(head.split())
-        return one_line(line, ERROR_CHARACTERS), True
-    if command and "Traceback" in text and (error := _find_raised(tail) or find_error(tail)):
-        return error, True
-    if not is_read and len(text) <= SHORT_CHARACTERS and (error := _find_raised(text)):
-        return error, True
-    is_value = 0 < len(text) <= RESULT_CHARACTERS // 2 and " " not in text
-    return (one_line(text, RESULT_CHARACTERS) if is_value else DONE), False
+    code = f"exit code {found.group(1)}" if found and found.group(1) != "0" else ""
+    if command and (code or effect is not Effect.READ) and (told := _find_failed_test(tail)):
+        return f"{code}; {told}" if code else told
+    if code:
+        return "; ".join(filter(None, [code, find_error(tail)]))
+    if _STARTS_WITH_ERROR.match(head) and not (effect is Effect.READ and len(text) > TAIL_CHARACTERS):
+        first = head.partition("\n")[0].rstrip()
+        return " ".join(head.split()) if first.endswith(":") else first
+    if command and "Traceback" in text:
+        return _find_raised(tail) or find_error(tail)
+    return _find_raised(text) if effect is not Effect.READ and len(text) <= SHORT_CHARACTERS else ""
+
+
+def _find_failed_test(tail: str) -> str:
+    """The test that failed, or how many did; "" for none."""
+    counts = _TEST_COUNTS.findall(tail)
+    if not counts or not (_SOME_FAILED.search(counts[-1]) or _FAILED_TEST.search(tail)):
+        return ""
+    failed = _FAILED_TEST.search(tail)
+    return failed.group().strip() if failed else str(counts[-1])
 
 
 def _find_raised(text: str) -> str:
@@ -324,25 +358,21 @@ def _find_raised(text: str) -> str:
     return one_line(found[-1], ERROR_CHARACTERS) if found else ""
 
 
-def _read_json_outcome(held: Mapping[str, object]) -> tuple[str, bool]:
+def _find_json_failure(held: Mapping[str, object]) -> str:
+    """What a result that is a JSON object tells of a failure; "" for none."""
     for key in _ERROR_KEYS:
         if value := held.get(key):
-            inner = value.get("message", "") if isinstance(value, Mapping) else value
-            text = inner if isinstance(inner, str) else ""
-            return one_line(f"error: {text}" if text else "error", ERROR_CHARACTERS), True
+            message = value.get("message") if isinstance(value, Mapping) else value
+            return f"error: {message}" if isinstance(message, str) else "error"
     if held.get("success") is False or held.get("ok") is False:
-        message = held.get("message")
-        return one_line(
-            f"failed: {message}" if isinstance(message, str) else "failed", ERROR_CHARACTERS
-        ), True
-    status = next((held[key] for key in _STATUS_KEYS if isinstance(held.get(key), str)), "")
-    code = held.get("status_code", held.get("exit_code", 0))
-    if isinstance(status, str) and status.lower() in _FAILING:
-        return one_line(f"status {status}", ERROR_CHARACTERS), True
-    if isinstance(code, int) and (code >= 400 if "status_code" in held else code != 0):  # noqa: PLR2004 - HTTP
-        return f"status {code}", True
-    told = next(((k, held[k]) for k in _TOLD_KEYS if isinstance(held.get(k), str | int)), None)
-    return (one_line(f"done, {told[0]} {told[1]}", RESULT_CHARACTERS) if told else DONE), False
+        return f"failed: {held['message']}" if isinstance(held.get("message"), str) else "failed"
+    for key in _STATUS_KEYS:
+        if str(held.get(key, "")).lower() in _FAILING:
+            return f"{key} {held[key]}"
+    code = held.get("status_code", 0)
+    if isinstance(code, int) and code >= HTTP_ERROR:
+        return f"status code {code}"
+    return f"exit code {held['exit_code']}" if held.get("exit_code") not in (None, 0) else ""
 
 
 class Line(NamedTuple):
@@ -401,7 +431,8 @@ def _describe(group: Sequence[Action], characters: int) -> str:
         runs[told] = action.has_failed
     start = " ".join(filter(None, [group[0].tool, _listed({name: given[0][name] for name in shared})]))
     room, kept = characters - len(start), set[str]()
-    for told in sorted(reversed(runs), key=runs.__getitem__):
+    newest_first = list(runs)[::-1]
+    for told in sorted(newest_first, key=runs.__getitem__):
         if not kept or len(told) + 2 <= room:
             kept.add(told)
             room -= len(told) + 2

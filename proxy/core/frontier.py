@@ -1,8 +1,8 @@
 """How far a conversation has come: which requests are answered, what came of them, and what is still open.
 
-The order of turns decides, not the words: a request is answered once the assistant has replied to it without a
-question or a failure and the user went on. Where that does not show, the state is unknown, and what is unknown
-is not called open.
+The order of turns decides, not the words: a request is answered once the assistant has replied to it without
+a question or a failure and the user went on. Where that does not show, the state is unknown, and what is
+unknown is not called open.
 """
 
 import re
@@ -107,7 +107,8 @@ class Frontier:
     """Where a conversation stands.
 
     Attributes:
-        states: The state of each request by the number of its user message and its text; none for labelled ones.
+        states: The state of each request by the number of its user message and its text; none for those that
+            the user labelled.
         outcomes: What came of the answered ones, on one harmless line; none where nothing tells.
         loose_ends: What is left open beside requests, oldest first.
         actions: All calls that were made, each with the index of its message.

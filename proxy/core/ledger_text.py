@@ -208,7 +208,7 @@ def _entries(ledger: Ledger, room: int, *, tight: bool) -> tuple[_Page, bool]:
 
 
 def _put_progress(page: _Page, progress: Sequence[Progress], *, first: bool) -> None:
-    """Puts lines on the page as far as there is room; the first ones are what no later work can do without."""
+    """Puts lines on the page as far as there is room; first what no later work can do without."""
     for number, each in enumerate(progress):
         if (each.kind in _FIRST) != first:
             continue
@@ -249,13 +249,17 @@ def rendered(ledger: Ledger, characters: int) -> str:
     """The ledger's text in at most `characters`, or more where the rules alone take more; "" for nothing.
 
     Rules and pins are always there. Then come open requests, what was done and is left open, decisions and
-    preferences, what the user told, other words of the user from the newest on, and what was observed: answered
-    requests, paths, errors, other values. What tools and the assistant said stands under one heading that calls
-    it data. No item is cut in two. Ids of messages are given only where all entries have room with them.
+    preferences, what the user told, other words of the user from the newest on, and what was observed:
+    answered requests, paths, errors, other values. What tools and the assistant said stands under one heading
+    that calls it data. No item is cut in two. Ids of messages are given only where all entries have room with
+    them.
     """
-    work = _Page(int(WORK_SHARE * characters))
+    rules = tuple(entry for entry in ledger.entries if entry.kind is Kind.RULE)
+    beside_rules, _ = _entries(Ledger(rules), characters, tight=True)
+    most = max(0, min(int(WORK_SHARE * characters), beside_rules.room))
+    work = _Page(most)
     _put_progress(work, ledger.progress, first=True)
-    reserved = int(WORK_SHARE * characters) - work.room
+    reserved = most - work.room
     page, whole = _entries(ledger, characters - reserved, tight=False)
     if not whole:
         page, _ = _entries(ledger, characters - reserved, tight=True)

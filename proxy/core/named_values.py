@@ -137,7 +137,7 @@ def _is_telling(value: Value, *, label: str, name: str, is_short: bool) -> bool:
     text = value.text
     if value.kind == "code":
         is_loud = text.isupper() or "-" in text or "_" in text
-        return _is_made(text) and bool(label or (is_short or name) and is_loud)
+        return _is_made(text) and bool(label or ((is_short or name) and is_loud))
     if value.kind == "date":
         return bool(label or (name and text[-2:].isdigit() and len(text) >= LEAST_DATE))
     if value.kind == "commit":

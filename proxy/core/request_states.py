@@ -1,7 +1,7 @@
 """What a summary says of requests, compared with how far they have come.
 
-A row or an entry that calls an answered request open is corrected or dropped, and so is one that calls an open
-request done. Where a line is about no request that is known, it stays as it is.
+A row or an entry that calls an answered request open is corrected or dropped, and so is one that calls an
+open request done. Where a line is about no request that is known, it stays as it is.
 """
 
 import re
@@ -22,8 +22,8 @@ _HEADING = re.compile(
 )
 _ENTRY = re.compile(r"\s*(?:[-*+•]|\d{1,3}[.)])\s")
 _LABELLED = re.compile(
-    r"\s*(?:[-*+•]|\d{1,3}[.)])?\s*[\[(*_]{0,3}(?P<status>[^:\])\n|]{1,24})[\])*_]{0,3}\s*[:—–-]\s"
-)  # noqa: RUF001 - dashes
+    r"\s*(?:[-*+•]|\d{1,3}[.)])?\s*[\[(*_]{0,3}(?P<status>[^:\])\n|]{1,24})[\])*_]{0,3}\s*[:\u2013\u2014-]\s"
+)
 NOTHING = "None"
 
 

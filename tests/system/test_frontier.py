@@ -95,18 +95,18 @@ def answer(request: Received) -> Reply:
     return chat_reply(request, SUMMARY if request.json()["model"] == "summary" else "ok")
 
 
-def forward(folder: Path, messages: Sequence[JsonObject], *, summary: str = "none") -> list[JsonObject]:
+def forward(folder: Path, sent: Sequence[JsonObject], *, summary: str = "none") -> list[JsonObject]:
     """Sends a conversation as it grows, user message by user message, and returns what was forwarded last."""
     provider = Provider(answer)
     config = {"models": {"m": {"window": 12_000}}, "summary": {"model": summary}}
     try:
         with run_proxy(folder, provider.url, config) as proxy, proxy.client() as client:
-            for stop in [k + 1 for k, each in enumerate(messages) if each["role"] == "user"]:
-                body = {"model": "m", "messages": messages[:stop]}
+            for stop in [k + 1 for k, each in enumerate(sent) if each["role"] == "user"]:
+                body = {"model": "m", "messages": sent[:stop]}
                 got = client.post("/v1/chat/completions", json=body, headers={"x-session-id": "one"})
                 assert got.status_code == 200, got.text
-            sent = [each.json() for each in provider.received if each.method == "POST"]
-            return [each for each in sent if each["model"] == "m"][-1]["messages"]
+            bodies = [each.json() for each in provider.received if each.method == "POST"]
+            return list([each for each in bodies if each["model"] == "m"][-1]["messages"])
     finally:
         provider.close()
 
