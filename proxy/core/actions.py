@@ -335,11 +335,11 @@ def _find_failure(text: str, command: str, effect: Effect) -> str:
         return f"{code}; {told}" if code else told
     if code:
         return "; ".join(filter(None, [code, find_error(tail)]))
+    if "Traceback" in text and (command or len(text) <= SHORT_CHARACTERS) and (raised := _find_raised(tail)):
+        return raised
     if _STARTS_WITH_ERROR.match(head) and not (effect is Effect.READ and len(text) > TAIL_CHARACTERS):
         first = head.partition("\n")[0].rstrip()
         return " ".join(head.split()) if first.endswith(":") else first
-    if command and "Traceback" in text:
-        return _find_raised(tail) or find_error(tail)
     return _find_raised(text) if effect is not Effect.READ and len(text) <= SHORT_CHARACTERS else ""
 
 
@@ -396,8 +396,8 @@ def describe_actions(
 ) -> Iterator[Line]:
     """Yields lines that tell of calls: first what has succeeded, then what has not, each the newest first.
 
-    Calls of one tool with one thing make one line: what they share stands once, and behind it what each had of
-    its own and how it ended, the newest last.
+    Calls of one tool with one thing make one line: what they share stands once, and behind it what each had
+    of its own and how it ended, the newest last.
 
     Args:
         actions: The calls, each with the index of its message.
@@ -406,9 +406,8 @@ def describe_actions(
     groups: dict[tuple[str, str], list[tuple[int, Action]]] = {}
     for at, action in actions:
         groups.setdefault(action.target, []).append((at, action))
-    ranked = sorted(
-        groups.values(), key=lambda group: (all(each.has_failed for _, each in group), -group[-1][0])
-    )
+    newest_first = sorted(groups.values(), key=lambda group: -group[-1][0])
+    ranked = sorted(newest_first, key=lambda group: all(each.has_failed for _, each in group))
     for group in ranked:
         calls = tuple(action for _, action in group)
         text = _describe(calls, characters)

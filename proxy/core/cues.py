@@ -233,6 +233,15 @@ THANKS = re.compile(
     r"danke\w*|vielen dank|das ist alles|das war'?s|tschüss|谢谢|多谢|感谢|就这些|ありがとう|以上です|धन्यवाद|शुक्रिया|"
     r"شكرا|شكرًا|ধন্যবাদ|شکریہ)"
 )
+# What an assistant asks a user with where no question mark stands.
+ASKING_BACK = _any(
+    r"please (?:\w+ ){0,2}(?:provide|confirm|tell|share|specify|choose|select|send|give|let|check|clarify|"
+    r"enter|pick|paste|upload|verify|double|describe|indicate|reply|answer|advise)\w* | let me know | could you | "
+    r"would you | can you | kindly | i(?:'ll)? (?:will )?need (?:your|you to|the|some|a few) | por favor | "
+    r"podrías | s'il (?:te|vous) plaît | pouvez-vous | preciso (?:de|do|da|que) | poderia | пожалуйста | "
+    r"bitte | können sie",
+    r"请 | 請 | 麻烦 | ください | 教えて | कृपया | من فضلك | يرجى | অনুগ্রহ | দয়া করে | براہ کرم",
+)
 # A question or a wish at the end of an answer that asks for nothing the work needs.
 OFFER = re.compile(
     r"\b(?:anything else|something else|any(?:thing)? (?:other|further|more)|(?:further|more|other|additional) "

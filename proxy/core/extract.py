@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from proxy.core.actions import Action, describe_actions, describe_briefly
+from proxy.core.actions import Action, describe_actions
 from proxy.core.defang import defanged
 from proxy.core.facts import Observed, observed, one_line
 from proxy.core.frontier import Frontier, is_idle, read_frontier
@@ -175,8 +175,7 @@ def _cut_line(line: str) -> str:
 def _state(messages: Sequence[Message], name: Callable[[int], str], frontier: Frontier) -> Iterator[str]:
     """Where it stopped: the last step and what came of it, what was left open, and what was said last."""
     if (step := frontier.find_last_step(range(len(messages)))) is not None:
-        said = f"{step.intent}: " if step.intent else ""
-        yield f"- last step: {said}{defanged(describe_briefly(step.action))} ({name(step.at)})"
+        yield f"- last step: {defanged(step.describe())} ({name(step.at)})"
     for end in reversed(frontier.loose_ends):
         yield f"- {end.kind}: {defanged(end.text)} ({name(end.at)})"
     recent = range(len(messages) - 1, max(-1, len(messages) - NEWEST), -1)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from proxy.core import cues
-from proxy.core.actions import Action, read_action
+from proxy.core.actions import Action, describe_briefly, read_action
 from proxy.core.client_forms import find_user_messages
 from proxy.core.cues import Kind
 from proxy.core.defang import defanged, visible
@@ -56,7 +56,8 @@ class Reply:
     """What a reply of the assistant says of where things stand.
 
     Attributes:
-        question: What it asks and needs an answer to; "" for nothing.
+        asks: Whether it asks something that needs an answer.
+        question: What it asks; "" for nothing, and for what may not be quoted.
         promise: What it says that the assistant is going to do; "" for nothing.
         result: A sentence that tells what came of the request; "" for none.
         asked: What the question is about.
@@ -64,6 +65,7 @@ class Reply:
         has_substance: Whether it says more than it asks.
     """
 
+    asks: bool = False
     question: str = ""
     promise: str = ""
     result: str = ""
@@ -100,6 +102,11 @@ class Step:
     at: int
     action: Action
     intent: str
+
+    def describe(self) -> str:
+        """Returns the step as one line."""
+        intent = self.intent.rstrip(" .:。")
+        return ": ".join(filter(None, [intent, describe_briefly(self.action)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +159,9 @@ def read_reply(text: str) -> Reply:
     told = [each for each in pieces if each not in asking and len(each) >= LEAST_RESULT and not is_idle(each)]
     result = next((line for each in told if not _promises(each) and (line := quote(each))), "")
     substance = sum(map(len, told)) >= SUBSTANCE_CHARACTERS
-    about = _subjects(statements("\n".join(pieces))) if question and substance else asked
-    return Reply(quote(question), quote(promises[-1]) if promises else "", result, asked, about, substance)
+    about = _subjects(statements("\n".join(pieces))) if asking and substance else asked
+    promise = quote(promises[-1]) if promises else ""
+    return Reply(bool(asking), quote(question), promise, result, asked, about, substance)
 
 
 def _subjects(said: Sequence[Statement]) -> frozenset[str]:
@@ -165,7 +173,7 @@ def _asks(sentence: str) -> bool:
     plain = folded(sentence)
     if cues.OFFER.search(plain):
         return False
-    return _ASKING.search(sentence) is not None or cues.REQUEST.search(plain) is not None
+    return _ASKING.search(sentence) is not None or cues.ASKING_BACK.search(plain) is not None
 
 
 def _promises(sentence: str) -> bool:
@@ -266,7 +274,7 @@ class _Reader:
             return
         if reply is None:
             return
-        if not reply.question:
+        if not reply.asks:
             unmended = any(then == self.turn for then, _, _ in self.failed.values())
             if unmended and not self._has_written(before):
                 asks_again = any(each.question or each.kind is Kind.REQUEST for each in said)

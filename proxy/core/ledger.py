@@ -104,8 +104,7 @@ def _progress(frontier: Frontier, gone: Collection[int]) -> Iterator[Progress]:
     for line in islice(describe_actions(actions), MAX_ACTIONS):
         yield Progress("tried" if line.has_failed else "done", line.text, line.at, line.short)
     if (step := frontier.find_last_step(gone)) is not None:
-        told = describe_briefly(step.action)
-        yield Progress("last step", f"{step.intent}: {told}" if step.intent else told, step.at, told)
+        yield Progress("last step", step.describe(), step.at, describe_briefly(step.action))
 
 
 def _answered(kept: Sequence[tuple[int, Spoken]], frontier: Frontier) -> Iterator[Progress]:

@@ -32,7 +32,7 @@ _ID_KEY = re.compile(r"(?:^|_)(?:id|ids|number|no|key|code|uuid)$|[a-z]Id$|^name
 # What belongs to a token besides letters and digits, and what may stand around one.
 _TOKEN = re.compile(r"[\w.@/\\~+&%-]+")
 _AROUND = ".,;:!?-+~%&"
-_LABEL = re.compile(r"([^\W\d_][\w /-]{0,38}?)[\"'`*_)\]]{0,4}[ \t]{0,2}[:=：][ \t]{0,3}[\"'`*(\[$#<]{0,4}\Z")  # noqa: RUF001 - a wide colon
+_LABEL = re.compile(r"([^\W\d_][\w /-]{0,38}?)[\"'`*_)\]]{0,4}[ \t]{0,2}[:=：][ \t\"'`*(\[$#<]{0,6}\Z")  # noqa: RUF001 - a wide colon
 _WORDS = re.compile(r"[^\W\d_]+")
 # What may stand between a word and the value that it names.
 _OPENING = " (\"'`*[#$<"
