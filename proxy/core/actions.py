@@ -29,6 +29,8 @@ LINE_CHARACTERS = 320
 MAX_NAME_CHARACTERS, SHELL_CHARACTERS = 60, 2_000
 # A shorter line of an edit tells nothing, in characters; and HTTP's statuses from here on are errors.
 LEAST_LINE, HTTP_ERROR = 3, 400
+# What stands between two of them.
+SEPARATOR_CHARACTERS = len(";  → ")
 # Levels of nested arguments that are read.
 MAX_DEPTH = 6
 # Where in a result a program tells how it ended, in characters from either end.
@@ -292,7 +294,7 @@ def _key_arguments(arguments: Mapping[str, object]) -> Iterator[tuple[str, str]]
                 known.add(text)
                 yield name, text
     if change := _find_change(arguments):
-        yield "change", change
+        yield "", change
 
 
 def _find_change(arguments: Mapping[str, object]) -> str:
@@ -330,7 +332,9 @@ def _find_failure(text: str, command: str, effect: Effect) -> str:
     """What a result tells of a failure; "" for none."""
     head, tail = text[:HEAD_CHARACTERS], text[-TAIL_CHARACTERS:]
     found = _EXIT.search(tail) or _EXIT.search(head)
-    code = f"exit code {found.group(1)}" if found and found.group(1) != "0" else ""
+    number = found.group(1) if found else "0"
+    # Programs that search end with 1 where nothing was found.
+    code = f"exit code {number}" if number != "0" and not (number == "1" and effect is Effect.READ) else ""
     if command and (code or effect is not Effect.READ) and (told := _find_failed_test(tail)):
         return f"{code}; {told}" if code else told
     if code:
@@ -422,21 +426,30 @@ def describe_briefly(action: Action) -> str:
 def _describe(group: Sequence[Action], characters: int) -> str:
     given = [_by_name(each.arguments) for each in group]
     shared = [name for name in given[0] if all(each.get(name) == given[0][name] for each in given)]
-    runs: dict[str, bool] = {}
+    start = " ".join(filter(None, [group[0].tool, _listed({name: given[0][name] for name in shared})]))
+    runs: dict[tuple[str, str], bool] = {}
     for action, each in zip(group, given, strict=True):
         own = _listed({name: values for name, values in each.items() if name not in shared})
-        told = f"{own} → {action.outcome}" if own else f"→ {action.outcome}"
-        runs.pop(told, None)
-        runs[told] = action.has_failed
-    start = " ".join(filter(None, [group[0].tool, _listed({name: given[0][name] for name in shared})]))
-    room, kept = characters - len(start), set[str]()
+        runs.pop((own, action.outcome), None)
+        runs[own, action.outcome] = action.has_failed
+    room, kept = characters - len(start), set[tuple[str, str]]()
     newest_first = list(runs)[::-1]
-    for told in sorted(newest_first, key=runs.__getitem__):
-        if not kept or len(told) + 2 <= room:
-            kept.add(told)
-            room -= len(told) + 2
-    ordered = [told for told in runs if told in kept]
-    return f"{start}{' ' if ordered[0].startswith('→') else ': '}{'; '.join(ordered)}"
+    for run in sorted(newest_first, key=runs.__getitem__):
+        size = sum(map(len, run)) + SEPARATOR_CHARACTERS
+        if not kept or size <= room:
+            kept.add(run)
+            room -= size
+    told = _join_runs([run for run in runs if run in kept])
+    return f"{start}{' ' if told.startswith('→') else ': '}{told}"
+
+
+def _join_runs(runs: Sequence[tuple[str, str]]) -> str:
+    """What calls had of their own and how they ended; the same end stands once, behind the last of them."""
+    told: list[str] = []
+    for (own, outcome), follower in zip(runs, [*runs[1:], None], strict=True):
+        is_last = follower is None or follower[1] != outcome
+        told += filter(None, [" ".join(filter(None, [own, f"→ {outcome}" if is_last else ""]))])
+    return "; ".join(told)
 
 
 def _by_name(arguments: Sequence[tuple[str, str]]) -> dict[str, list[str]]:

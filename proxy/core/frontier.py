@@ -194,6 +194,21 @@ def only_thanks(text: str, said: Sequence[Statement]) -> bool:
     return short and all(is_idle(each.text) for each in asks)
 
 
+def _is_request(each: Statement, said: Sequence[Statement], *, answers: bool) -> bool:
+    """Whether a statement asks for something: by its words, or since the whole message does nothing else.
+
+    Args:
+        each: The statement.
+        said: All statements of its message.
+        answers: Whether the message answers a question, or thanks.
+    """
+    if each.label or is_idle(each.text):
+        return False
+    if each.kind is Kind.REQUEST or (each.question and each.kind is None):
+        return True
+    return each.kind is None and not answers and not any(other.kind is Kind.REQUEST for other in said)
+
+
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     """A request that nobody has answered so far."""
@@ -238,11 +253,9 @@ class _Reader:
         """Take in a message of a user: it settles what was asked before, and may ask for more."""
         if self.before is not None:
             self._settle(text, said, self.before)
-        self.waiting += [
-            _Waiting(turn, each)
-            for each in said
-            if each.kind is Kind.REQUEST and not each.label and not is_idle(each.text)
-        ]
+        asks = self.before is not None and self.before.reply is not None and self.before.reply.asks
+        answers = asks or only_thanks(text, said)
+        self.waiting += [_Waiting(turn, each) for each in said if _is_request(each, said, answers=answers)]
         self._leave(self.waiting[:-MAX_WAITING])
         self._leave([each for each in self.waiting if turn - each.turn > WAITING_TURNS])
 

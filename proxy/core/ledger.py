@@ -68,32 +68,30 @@ def ledger(
     come = read_frontier(messages) if frontier is None else frontier
     kept = (standing or Standing(messages)).of(gone)
     pinned = tuple(Entry(Kind.RULE, pin.strip(), "", PIN) for pin in dict.fromkeys(pins) if pin.strip())
-    entries = tuple(
-        Entry(spoken.kind, spoken.said.text, name(at), at, bool(spoken.said.label))
-        for at, spoken in kept
-        if spoken.kind and _is_open(spoken, come)
-    )
-    rest = [
-        each
-        for each in kept
-        if not (each[1].kind and _is_open(each[1], come)) and not _outcome(each[1], come)
-    ]
+    entries, rest = [], []
+    for at, spoken in kept:
+        if (kind := _kind(spoken, come)) is not None:
+            entries.append(Entry(kind, spoken.said.text, name(at), at, bool(spoken.said.label)))
+        elif not _outcome(spoken, come):
+            rest.append((at, spoken))
     progress = (*_progress(come, gone), *_answered(kept, come), *_ran(come, gone))
-    bounded = tuple(_bound_rules(pinned + entries))
+    bounded = tuple(_bound_rules([*pinned, *entries]))
     return Ledger(bounded, tuple(_remarks(rest, name)), observed(messages, gone, seen), progress)
 
 
-def _is_open(spoken: Spoken, frontier: Frontier) -> bool:
-    """Whether a statement is to be gone by still: all are but requests that are not surely open."""
-    state = frontier.states.get((spoken.turn, spoken.said.text), State.OPEN)
-    return spoken.kind is not Kind.REQUEST or state is State.OPEN
+def _kind(spoken: Spoken, frontier: Frontier) -> Kind | None:
+    """What a statement is to be gone by as; None for nothing: a request is one only while it is open."""
+    state = frontier.states.get((spoken.turn, spoken.said.text))
+    if spoken.kind not in {Kind.REQUEST, None} or state is None:
+        return spoken.kind
+    return Kind.REQUEST if state is State.OPEN and not spoken.is_closed else None
 
 
 def _outcome(spoken: Spoken, frontier: Frontier) -> str:
-    """What came of an answered request; "" for what is none, or where that is not known."""
+    """What came of an answered request or question; "" for what is none, or where that is not known."""
     key = spoken.turn, spoken.said.text
-    answered = spoken.kind is Kind.REQUEST and frontier.states.get(key) is State.ANSWERED
-    return frontier.outcomes.get(key, "") if answered else ""
+    asks = spoken.kind is Kind.REQUEST or (spoken.kind is None and spoken.said.question)
+    return frontier.outcomes.get(key, "") if asks and frontier.states.get(key) is State.ANSWERED else ""
 
 
 def _progress(frontier: Frontier, gone: Collection[int]) -> Iterator[Progress]:

@@ -33,11 +33,13 @@ class Spoken:
         said: The statement, or what is left of it.
         turn: Which user message of the conversation it stands in.
         kind: What it is to be gone by; weightier than the statement's own where it replaced such a one.
+        is_closed: Whether the user has given it up, or called it done.
     """
 
     said: Statement
     turn: int
     kind: Kind | None
+    is_closed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class _InForce:
         while self._asked:
             key = self._asked.pop()
             if key in self.spoken:
-                self.spoken[key] = replace(self.spoken[key], kind=None)
+                self.spoken[key] = replace(self.spoken[key], kind=None, is_closed=True)
                 return
 
 

@@ -115,9 +115,9 @@ def test_arguments_are_short_and_an_edit_shows_what_it_changes() -> None:
         "edit", {"path": "a.py", "oldText": "a = 1\nb = 2", "newText": "a = 1\nb = 3", "content": "x" * 999}
     )
 
-    assert found.arguments == (("path", "a.py"), ("change", "+ b = 3"))
+    assert found.arguments == (("path", "a.py"), ("", "+ b = 3"))
     assert act("edit", {"path": "a", "old_str": "x = 1\ny = 2", "new_str": "x = 1"}).arguments[-1] == (
-        "change",
+        "",
         "- y = 2",
     )
 
@@ -141,6 +141,19 @@ def test_calls_with_one_thing_share_a_line_that_ends_with_the_newest() -> None:
     ]
 
     assert lines(*tries) == ["pay order A-1: card c1 → Error: balance is not enough; card c2 → paid"]
+
+
+def test_an_end_that_calls_share_stands_once() -> None:
+    edits = [
+        act("edit", {"path": "a.py", "old": "x", "new": f"line {k}"}, "Replaced it well.") for k in range(3)
+    ]
+
+    assert lines(*edits) == ["edit path a.py: + line 0; + line 1; + line 2 → done"]
+
+
+def test_a_search_that_finds_nothing_has_not_failed() -> None:
+    assert not act("bash", {"command": "grep -rn foo ."}, "Command exited with code 1").has_failed
+    assert act("bash", {"command": "grep -rn foo ."}, "Command exited with code 2").has_failed
 
 
 def test_what_succeeded_comes_before_what_did_not_and_newer_before_older() -> None:

@@ -97,6 +97,13 @@ def test_an_interrupted_turn_leaves_its_request_open() -> None:
     assert state(messages, BUG) is State.OPEN
 
 
+def test_a_message_without_a_cue_is_a_request_where_it_answers_nothing() -> None:
+    odd = "i think truncated.ts is broken, look into it"
+
+    assert state([user(odd), *call("read", {"path": "a"}, "x")], odd) is State.OPEN
+    assert not read_frontier([said("Which file?"), user("truncated.ts")]).states
+
+
 def test_labelled_requests_have_no_state() -> None:
     assert not read_frontier([user("GOAL: port the parser."), said("Done."), user(THANKS)]).states
 
@@ -106,7 +113,7 @@ def test_what_came_of_a_request_is_the_write_and_else_the_reply() -> None:
         user(BUG),
         *call("edit", {"path": "login.py"}, "ok"),
         said("The login works again."),
-        user("What does the cache hold? Tell me its size."),
+        user("Tell me the size of the cache."),
         said("The cache holds 40 entries at most."),
         user(THANKS),
     ]
@@ -114,7 +121,7 @@ def test_what_came_of_a_request_is_the_write_and_else_the_reply() -> None:
 
     assert outcomes == {
         BUG: "done: edit login.py",
-        "Tell me its size.": "The cache holds 40 entries at most.",
+        "Tell me the size of the cache.": "The cache holds 40 entries at most.",
     }
 
 
