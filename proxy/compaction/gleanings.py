@@ -79,8 +79,8 @@ class Gleanings:
     def __init__(self, max_held: int = MAX_HELD_CHARACTERS) -> None:
         self._said = _Memory(statements, max_held)
         self._seen = _Memory(_shown, max_held)
-        self._actions = _Memory(_acted, max_held)
-        self._replies = _Memory(read_reply, max_held)
+        self._actions = _Memory(_acted, max_held // 2)
+        self._replies = _Memory(read_reply, max_held // 2)
         self._standings: OrderedDict[Standing, _Kept] = OrderedDict()
         self._max_held = max_held
 

@@ -222,6 +222,14 @@ CLOSING = re.compile(
     r"vergiss (?:es|das)|schon gut|erledigt|算了|不用了|完成了|もういい|やっぱりいい|रहने दो|छोड़ो|انس الأمر|لا داعي|"
     r"বাদ দাও|رہنے دو|چھوڑو)"
 )
+# What takes back what was said before, as a whole message.
+WITHDRAWAL = re.compile(
+    r"(?:ok|okay|no|ah|oh|actually|well|alright|please|sorry)?[,. ]*(?:never ?mind|forget (?:it|that|about it|"
+    r"about that)|cancel (?:it|that)|drop (?:it|that)|skip (?:it|that)|scratch that|no need|leave it|olvídalo|"
+    r"déjalo|laisse tomber|oublie|esquece|deixa pra lá|забудь|не надо|vergiss (?:es|das)|schon gut|算了|不用了|"
+    r"もういい|やっぱりいい|रहने दो|छोड़ो|انس الأمر|لا داعي|বাদ দাও|رہنے دو|چھوڑو)"
+    r"(?:[,. ]*(?:please|then|thanks|thank you))?[.!。! ]*\Z"
+)
 # What ends an exchange without asking for anything, at the start of a short message.
 THANKS = re.compile(
     r"\W*+(?:(?:ok|okay|no|nope|great|perfect|awesome|wonderful|excellent|nice|alright|good|cool|sure|yes|"

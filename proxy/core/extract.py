@@ -32,6 +32,8 @@ SAME = 0.6
 # Shares of the room: for what was done and where it stopped, and of what they leave for sentences.
 WORK_SHARE, STATE_SHARE, SAID_SHARE = 0.75, 0.25, 0.85
 LINE_CHARACTERS = 160
+# Of a call that only read: arguments, and their characters.
+READ_ARGUMENTS, READ_CHARACTERS = 3, 60
 LINES = 40
 
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+|(?<=[\u3002\uff01\uff1f])\s*|\n+")
@@ -151,7 +153,8 @@ def _work(frontier: Frontier, seen: Sequence[Observed], characters: int) -> Iter
     read: dict[str, dict[str, None]] = {}
     for _, action in reversed(others):
         if action.is_read and not action.has_failed and action.arguments:
-            read.setdefault(action.tool, {}).setdefault(action.target[1])
+            asked = " ".join(value for _, value in action.arguments[:READ_ARGUMENTS])
+            read.setdefault(action.tool, {}).setdefault(one_line(asked, READ_CHARACTERS))
     told = (f"{_line(tool)} {', '.join(map(_line, targets))}" for tool, targets in read.items())
     if read:
         yield _cut_line(f"- read: {'; '.join(told)}")

@@ -60,6 +60,7 @@ class Reply:
         question: What it asks; "" for nothing, and for what may not be quoted.
         promise: What it says that the assistant is going to do; "" for nothing.
         result: A sentence that tells what came of the request; "" for none.
+        last: Its last sentence; "" for what may not be quoted.
         asked: What the question is about.
         words: What its end is about, values included.
         has_substance: Whether it says more than it asks.
@@ -69,6 +70,7 @@ class Reply:
     question: str = ""
     promise: str = ""
     result: str = ""
+    last: str = ""
     asked: frozenset[str] = frozenset()
     words: frozenset[str] = frozenset()
     has_substance: bool = False
@@ -161,7 +163,8 @@ def read_reply(text: str) -> Reply:
     substance = sum(map(len, told)) >= SUBSTANCE_CHARACTERS
     about = _subjects(statements("\n".join(pieces))) if asking and substance else asked
     promise = quote(promises[-1]) if promises else ""
-    return Reply(bool(asking), quote(question), promise, result, asked, about, substance)
+    ended = quote(pieces[-1]) if pieces else ""
+    return Reply(bool(asking), quote(question), promise, result, ended, asked, about, substance)
 
 
 def _subjects(said: Sequence[Statement]) -> frozenset[str]:
@@ -388,15 +391,6 @@ def _follow(
     return found
 
 
-def _intents(messages: Sequence[Message]) -> dict[int, str]:
-    found = {}
-    for at, message in enumerate(messages):
-        if message.calls and message.text.strip():
-            pieces = _sentences(message.text)
-            found[at] = quote(pieces[-1]) if pieces else ""
-    return found
-
-
 def read_frontier(
     messages: Sequence[Message],
     said: Callable[[str], tuple[Statement, ...]] = statements,
@@ -422,6 +416,6 @@ def read_frontier(
         reader.read_turn(turn, follows)
     for each in reader.waiting:
         reader.states[each.key] = State.OPEN
-    return Frontier(
-        reader.states, reader.outcomes, tuple(reader.find_loose_ends()), tuple(actions), _intents(messages)
-    )
+    spoken = ((at, each.text) for at, each in enumerate(messages) if each.calls and each.text.strip())
+    intents = {at: replied(text).last for at, text in spoken}
+    return Frontier(reader.states, reader.outcomes, tuple(reader.find_loose_ends()), tuple(actions), intents)

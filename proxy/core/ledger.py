@@ -72,7 +72,7 @@ def ledger(
     for at, spoken in kept:
         if (kind := _kind(spoken, come)) is not None:
             entries.append(Entry(kind, spoken.said.text, name(at), at, bool(spoken.said.label)))
-        elif not _outcome(spoken, come):
+        elif not (spoken.is_withdrawn or _outcome(spoken, come)):
             rest.append((at, spoken))
     progress = (*_progress(come, gone), *_answered(kept, come), *_ran(come, gone))
     bounded = tuple(_bound_rules([*pinned, *entries]))

@@ -99,6 +99,18 @@ def test_a_request_is_closed_by_the_user(closing: str) -> None:
     assert [entry.text for entry in of(messages).entries] == ["Fix the login bug."]
 
 
+def test_a_rule_that_is_taken_back_at_once_is_neither_rule_nor_quoted() -> None:
+    found = of(talk("Never book a window seat.", "Only take the flight HAT001.", "Forget it.", "Hm."))
+
+    assert rules(found) == ("Never book a window seat.",)
+    assert "HAT001" not in rendered(found, 9_000)
+
+
+def test_a_rule_outlives_what_closes_a_request_or_comes_later() -> None:
+    for later in (["Done."], ["Never mind, the lamp is back. What now?"], ["A nice day.", "Forget it."]):
+        assert rules(of(talk("Never push to main.", *later))) == ("Never push to main.",)
+
+
 def test_pins_come_first_and_once() -> None:
     found = of(talk("Never push."), None, "Answer in Welsh.", " ", "Answer in Welsh.")
 
