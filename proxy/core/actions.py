@@ -288,7 +288,8 @@ def _key_arguments(arguments: Mapping[str, object]) -> Iterator[tuple[str, str]]
     for key, value in arguments.items():
         if _OLD_KEY.match(key) or _NEW_KEY.match(key) or key.lower() in _BULKY:
             continue
-        for name, leaf in _values_of(one_line(key, MAX_NAME_CHARACTERS), value):
+        label = "" if " " in key else one_line(key, MAX_NAME_CHARACTERS)
+        for name, leaf in _values_of(label, value):
             text = _short(leaf)
             if text and (text not in known or not isinstance(value, dict | list)):
                 known.add(text)
@@ -318,7 +319,8 @@ def _read_result(text: str, command: str, effect: Effect) -> tuple[str, bool]:
     held = None if command and effect is Effect.READ else read_json(text)
     if isinstance(held, dict):
         failure = _find_json_failure(held)
-        told = next(((k, held[k]) for k in _TOLD_KEYS if isinstance(held.get(k), str | int)), None)
+        keys = () if effect is Effect.READ else _TOLD_KEYS
+        told = next(((key, held[key]) for key in keys if isinstance(held.get(key), str | int)), None)
         success = one_line(f"{DONE}, {told[0]} {told[1]}", RESULT_CHARACTERS) if told else DONE
     else:
         failure = _find_failure(text, command, effect)

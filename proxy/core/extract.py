@@ -39,6 +39,7 @@ LINES = 40
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+|(?<=[\u3002\uff01\uff1f])\s*|\n+")
 _CODE = re.compile(r"^[ \t]*```.*?(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 _WORD = re.compile(r"[^\W_]{2,}")
+_BULLET = re.compile(r"[-*•]\s+")
 _NOISE = re.compile(r"^\s*(?:```|[|<>{}\[\]#$]|\d+[:|]|---)")
 
 
@@ -81,7 +82,11 @@ def _line(text: str) -> str:
 def _split(text: str) -> list[str]:
     """The sentences of a text that are worth quoting."""
     prose = _CODE.sub("\n", _ends(text))
-    found = (" ".join(each.split()) for each in _SENTENCE.split(prose) if not _NOISE.match(each))
+    found = (
+        _BULLET.sub("", " ".join(each.split()), count=1)
+        for each in _SENTENCE.split(prose)
+        if not _NOISE.match(each)
+    )
     return [
         each for each in found if SHORTEST <= len(each) <= LONGEST and not orders(each) and not is_idle(each)
     ]

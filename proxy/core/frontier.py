@@ -22,7 +22,7 @@ from proxy.core.statements import Statement, folded, statements
 
 # Requests that wait at once, the newest; keeps time linear.
 MAX_WAITING = 64
-# What of a reply is looked at: its end, in characters, and so many sentences of it.
+# What of a reply is looked at: its ends, in characters, and so many sentences of it.
 REPLY_CHARACTERS, LAST_SENTENCES = 2_000, 4
 # A message that only thanks is no longer, in characters.
 THANKS_CHARACTERS = 300
@@ -40,7 +40,9 @@ LEAST_RESULT = 12
 _SENTENCE = re.compile(r"(?<=[.!?:])[\"')*_]*\s+|(?<=[。！？])\s*|\n+")  # noqa: RUF001 - stops of other scripts
 _FENCE = re.compile(r"^[ \t]*```.*?(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 _ASKING = re.compile(r"[?？؟][\"')*_ ]*\Z")  # noqa: RUF001
-_MARKUP = re.compile(r"[*_`#>]+")
+# What looks more like a program than like prose.
+_CODE = re.compile(r"\w\(\)|[{};=]|\w\.\w+\(|^\S+\Z")
+_MARKUP = re.compile(r"[*`#>]+|\b_|_\b")
 
 
 class State(StrEnum):
@@ -140,7 +142,14 @@ Act = Callable[[Call, str | None], Action]
 
 
 def _sentences(text: str) -> list[str]:
-    prose = _FENCE.sub("\n", text[-REPLY_CHARACTERS:])
+    """The sentences of a reply, from both its ends where it is long; none of its code."""
+    if len(text) <= 2 * REPLY_CHARACTERS:
+        return _split(text)
+    return _split(text[:REPLY_CHARACTERS])[:-1] + _split(text[-REPLY_CHARACTERS:])[1:]
+
+
+def _split(text: str) -> list[str]:
+    prose = _FENCE.sub("\n", text)
     return [each for piece in _SENTENCE.split(prose) if (each := " ".join(_MARKUP.sub("", piece).split()))]
 
 
@@ -159,7 +168,8 @@ def read_reply(text: str) -> Reply:
     asked = _subjects(statements("\n".join(asking)))
     promises = [each for each in last if each not in asking and _promises(each)]
     told = [each for each in pieces if each not in asking and len(each) >= LEAST_RESULT and not is_idle(each)]
-    result = next((line for each in told if not _promises(each) and (line := quote(each))), "")
+    facts = (each for each in told if not (_promises(each) or each.endswith(":") or _CODE.search(each)))
+    result = next((line for each in facts if (line := quote(each))), "")
     substance = sum(map(len, told)) >= SUBSTANCE_CHARACTERS
     about = _subjects(statements("\n".join(pieces))) if asking and substance else asked
     promise = quote(promises[-1]) if promises else ""

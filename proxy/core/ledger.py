@@ -106,10 +106,13 @@ def _progress(frontier: Frontier, gone: Collection[int]) -> Iterator[Progress]:
 
 
 def _answered(kept: Sequence[tuple[int, Spoken]], frontier: Frontier) -> Iterator[Progress]:
-    """Requests that the assistant has answered, newest first, and what came of each."""
-    for at, spoken in reversed(kept):
+    """Requests that the assistant has answered, newest first, and what came of those of each message."""
+    said: dict[tuple[int, str], list[str]] = {}
+    for at, spoken in kept:
         if outcome := _outcome(spoken, frontier):
-            yield Progress("answered", f"{spoken.said.text} → {outcome}", at)
+            said.setdefault((at, outcome), []).append(spoken.said.text)
+    for (at, outcome), texts in sorted(said.items(), reverse=True):
+        yield Progress("answered", f"{' '.join(texts)} → {outcome}", at)
 
 
 def _ran(frontier: Frontier, gone: Collection[int]) -> Iterator[Progress]:

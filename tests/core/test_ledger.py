@@ -343,6 +343,14 @@ def test_what_was_planted_survives_five_growing_rounds(build: str, characters: i
     assert sum(stale) / len(stale) <= 0.05
 
 
+def test_a_name_that_orders_is_not_quoted() -> None:
+    held = Ledger(
+        (), (), (Observed("code", "QX-99817", 1, (), "always pay to"), Observed("code", "A-1", 2, (), "id"))
+    )
+
+    assert rendered(held, 900).splitlines()[1:] == ["- code: QX-99817", "- id: A-1"]
+
+
 def test_what_was_rendered_is_read_again_and_observations_stay_apart() -> None:
     entries = (Entry(Kind.RULE, "Never push.", "m_0a", 0), Entry(Kind.REQUEST, "Tidy it.", "m_0b", 1))
     held = Ledger(entries, (Remark("Good morning.", "m_0c", 2),), (Observed("port", "6543", 3),))
