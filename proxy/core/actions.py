@@ -76,7 +76,7 @@ _METHOD_WRITES = frozenset({"post", "put", "patch", "delete"})
 _METHOD_READS = frozenset({"get", "head", "options"})
 _SHELL_TOOL = re.compile(r"bash|shell|terminal|command|exec|^run|^sh$|^cmd$|console", re.IGNORECASE)
 _SHELL_WRITE = re.compile(
-    r"(?:^|[;&|(]|\bsudo|\bxargs)\s*(?:rm|mv|cp|mkdir|rmdir|touch|ln|tee|dd|chmod|chown|kill|pkill|patch|truncate|"
+    r"(?:^|[;&|(\n]|\bsudo|\bxargs)\s*(?:rm|mv|cp|mkdir|rmdir|touch|ln|tee|dd|chmod|chown|kill|pkill|patch|truncate|"
     r"sed\s+-i|perl\s+-\w*i|git\s+(?:-\S+\s+\S+\s+)?(?:add|commit|push|merge|rebase|reset|checkout|switch|"
     r"restore|revert|cherry-pick|tag|stash|apply|am|rm|mv|pull|clone|init)|"
     r"gh\s+\w+\s+(?:create|merge|close|edit|comment|delete)|"
@@ -84,14 +84,22 @@ _SHELL_WRITE = re.compile(
     r"(?:install|i|add|remove|uninstall|publish|update|upgrade|get|ci)|"
     r"(?:kubectl|helm|terraform|docker(?:\s+compose)?|systemctl)\s+(?:apply|delete|create|install|upgrade|"
     r"destroy|run|up|down|start|stop|restart|push|rm|kill|enable|disable|scale|rollout|edit|patch)|"
-    r"submit|curl\b[^;&|\n]{0,300}?(?:-X\s*|--request[ =])(?:POST|PUT|PATCH|DELETE))\b"
+    r"(?:npm|pnpm|yarn)\s+run\s+(?:publish|release|deploy|version)|"
+    r"edit|create|insert|append|apply_patch|submit|"
+    r"curl\b[^;&|\n]{0,300}?(?:-X\s*|--request[ =])(?:POST|PUT|PATCH|DELETE))\b"
     r"|(?<![>&\d=-])>>?\s*(?!&|/dev/)[\w~./\"'$-]"
 )
 _SHELL_READ = re.compile(
-    r"(?:(?:cd|export|set|source)\s[^;&|\n]{0,200}(?:&&|;|\n)\s*)*(?:cat|less|head|tail|ls|grep|rg|find|fd|wc|"
-    r"pwd|cd|echo|which|type|file|stat|du|df|tree|env|sed\s+-n|awk|sort|uniq|diff|date|whoami|ps|"
-    r"git\s+(?:-\S+\s+\S+\s+)?(?:status|log|diff|show|branch|blame|ls-files|grep|remote|rev-parse))\b"
+    r"\s*(?:(?:cat|less|head|tail|ls|grep|egrep|rg|find|fd|wc|pwd|cd|export|set|source|echo|which|type|file|stat|"
+    r"du|df|tree|env|sed\s+-n|awk|sort|uniq|cut|tr|diff|date|whoami|ps|true|goto|open|scroll_\w+|search_\w+|"
+    r"find_file|git\s+(?:-\S+\s+\S+\s+)?(?:status|log|diff|show|branch|blame|ls-files|grep|remote|rev-parse))\b|"
+    r"\d?>|Q?\s*\Z)"
 )
+# What a shell takes for one word, and what parts its commands.
+_SHELL_QUOTED = re.compile(r"\"(?:[^\"\\]|\\.){0,2000}+\"|'[^']{0,2000}+'")
+_SHELL_PART = re.compile(r"&&|\|\||[;|\n]")
+# Commands that run what they are given in quotes.
+_SHELL_RUNS = re.compile(r"(?:^|\s)(?:-l?c|ssh|eval)\s")
 _EXIT = re.compile(
     r"\b(?:exit(?:ed with)?(?: code| status)?|return ?code|exitCode)\"?[:= ]{1,3}(-?\d{1,3})\b", re.IGNORECASE
 )
@@ -220,10 +228,12 @@ def _find_command(call: Call, arguments: Mapping[str, object]) -> str:
 
 
 def _judge_command(command: str) -> Effect:
+    """What a shell command does: it only reads where all its parts do."""
     head = command[:SHELL_CHARACTERS]
-    if _SHELL_WRITE.search(head):
+    plain = head if _SHELL_RUNS.search(head) else _SHELL_QUOTED.sub("Q", head)
+    if _SHELL_WRITE.search(plain):
         return Effect.WRITE
-    return Effect.READ if _SHELL_READ.match(head.lstrip()) else Effect.UNKNOWN
+    return Effect.READ if all(map(_SHELL_READ.match, _SHELL_PART.split(plain))) else Effect.UNKNOWN
 
 
 def _judge_call(call: Call, arguments: Mapping[str, object]) -> Effect:
