@@ -37,7 +37,7 @@ _WORDS = re.compile(r"[^\W\d_]+")
 # What may stand between a word and the value that it names.
 _OPENING = " (\"'`*[#$<"
 _EXPLAINED = re.compile(r"\d+-[a-z]+|(?:utf|sha|iso|base|aes|md|u?int|float|win|x)-?\d{1,4}", re.IGNORECASE)
-_COMMIT_SIZES = frozenset({7, 8, 40})
+_COMMIT_SIZES = frozenset({7, 40})
 _COMMIT_WORDS = frozenset({"commit", "sha", "revision", "rev", "head"})
 _KEY_FOLLOWS = re.compile(r"[\"']?\s{0,2}:\s")
 # Kinds whose name says enough where nothing else does.
@@ -141,8 +141,8 @@ def _is_telling(value: Value, *, label: str, name: str, is_short: bool) -> bool:
     if value.kind == "date":
         return bool(label or (name and text[-2:].isdigit() and len(text) >= LEAST_DATE))
     if value.kind == "commit":
-        return bool(label) or len(text) in _COMMIT_SIZES or name.lower() in _COMMIT_WORDS
-    if value.kind == "money":
+        return bool(label) or is_short or len(text) in _COMMIT_SIZES or name.lower() in _COMMIT_WORDS
+    if value.kind in {"money", "version"}:
         return bool(name) or is_short
     return value.kind != "email" or not text.rpartition(".")[2].isdigit()
 

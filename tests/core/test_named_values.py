@@ -55,7 +55,7 @@ def test_json_is_read_by_its_keys() -> None:
         ("pi-monorepo@0.0.2", []),
         ("within 24-hour limits", []),
         ("from x import RemovedInDjango40Warning", []),
-        ("be 51 07 40 00 be51074000 ret", []),
+        ("be 51 07 40 00 be51074000 ret\n" * 20, []),
         ("HEAD is now at a1b2c3d", [("", "a1b2c3d")]),
     ],
 )
