@@ -5,14 +5,17 @@ rules. What later work cannot do without and the summary lost is put behind it, 
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 from proxy.core.facts import Observed, observed
+from proxy.core.frontier import State, read_frontier
 from proxy.core.language import language as language_of
 from proxy.core.message import Message
 from proxy.core.orders import backed, orders
+from proxy.core.request_states import correct_states
 from proxy.core.values import Value, values
 from proxy.errors import SummaryFailed
 
@@ -175,6 +178,10 @@ def _critical(messages: Sequence[Message]) -> list[tuple[int, str]]:
     last = _ERROR_NAME.findall(errors[-1].text)[:1] if errors else []
     found = [(weight, each.text) for each in seen if (weight := _importance(each, len(messages)))]
     found += [(ERROR_WEIGHT, name) for name in last]
+    known = {value for _, value in found}
+    writes = (each for _, each in read_frontier(messages).actions if each.is_write and not each.has_failed)
+    targets = dict.fromkeys(each.target[1] for each in writes if not re.search(r"\s", each.target[1]))
+    found += [(CHANGED_WEIGHT, value) for value in targets if value not in known]
     short = [each for each in found if each[1] and len(each[1]) <= ADDED_VALUE_CHARACTERS]
     return short[-CRITICAL:]
 
@@ -208,7 +215,14 @@ def _prose(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if not _HEADING.match(line))
 
 
-def verified(text: str, *, sources: Sequence[Message], earlier: Sequence[str], language: str) -> str:
+def verified(
+    text: str,
+    *,
+    sources: Sequence[Message],
+    earlier: Sequence[str],
+    language: str,
+    states: Mapping[tuple[int, str], State] = MappingProxyType({}),
+) -> str:
     """The summary without what its sources do not back, and with the critical values that it lost.
 
     Args:
@@ -216,6 +230,7 @@ def verified(text: str, *, sources: Sequence[Message], earlier: Sequence[str], l
         sources: The messages that it summarises.
         earlier: Summaries that the model was shown.
         language: English name of the language asked for; empty if it is not known.
+        states: How far each request of the conversation has come (`core.frontier`).
 
     Raises:
         SummaryFailed: with the reason `language`, where it is surely in another one, or `unfaithful`, where
@@ -231,4 +246,4 @@ def verified(text: str, *, sources: Sequence[Message], earlier: Sequence[str], l
     kept = _kept(text, held, said)
     if kept != text.strip() and _weight(kept) < max(LEAST_CHARACTERS, LEAST_SHARE * _weight(text)):
         raise SummaryFailed("unfaithful")
-    return _repaired(kept, sources)
+    return _repaired(correct_states(kept, states), sources)

@@ -1,0 +1,50 @@
+"""What a summary says of requests is corrected by how far they have come."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.frontier import State
+from proxy.core.request_states import correct_states
+
+FLIGHT = "Change the return flight to May 27."
+BAG = "Add a checked bag to the reservation."
+STATES = {(0, FLIGHT): State.ANSWERED, (1, BAG): State.OPEN, (2, "Translate the menu."): State.UNKNOWN}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "| Change return flight to May 27 | changed | open |",
+            "| Change return flight to May 27 | changed | done |",
+        ),
+        ("| checked bag for the reservation | x | done |", "| checked bag for the reservation | x | open |"),
+        ("| Translate the menu | x | open |", "| Translate the menu | x | open |"),
+        ("| Request | Outcome | Status |", "| Request | Outcome | Status |"),
+        ("## Open requests\n- Change the return flight to May 27", "## Open requests\nNone"),
+        ("## Done\n- A checked bag was added to the reservation\n- Else", "## Done\n- Else"),
+        ("**Pending:**\n- the return flight, May 27\n\n## Next\n- x", "**Pending:**\nNone\n\n## Next\n- x"),
+        ("- open: change the return flight to May 27\n- other", "- other"),
+        ("- [done] — nothing", "- [done] — nothing"),
+        (
+            "## Findings\n- the return flight of May 27 was full",
+            "## Findings\n- the return flight of May 27 was full",
+        ),
+        ("## 已完成\n- Checked bag added to reservation", "## 已完成\nNone"),
+    ],
+)
+def test_rows_and_entries_tell_the_state_that_a_request_has(text: str, expected: str) -> None:
+    assert correct_states(text, STATES) == expected
+
+
+def test_without_known_requests_nothing_changes() -> None:
+    assert correct_states("## Open\n- x\n", {}) == "## Open\n- x\n"
+
+
+@given(st.text(max_size=300))
+def test_correcting_twice_changes_nothing_more(text: str) -> None:
+    once = correct_states(text, STATES)
+
+    assert correct_states(once, STATES) == once
+    assert len(once) <= len(text) + text.count("\n") * 8 + 8
