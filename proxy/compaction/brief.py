@@ -12,6 +12,9 @@ from proxy.dialects.chat.wire import CHAT
 from proxy.dialects.dialect import Dialect
 from proxy.reading import Gauge
 
+# Characters of a text for each token of the size asked for.
+SUMMARY_CHARACTERS = 3.5
+
 
 @dataclass(frozen=True, slots=True)
 class SummaryRoute:
@@ -87,6 +90,11 @@ class Brief:
     spent: Spent = field(default_factory=Spent, compare=False)
     said: tuple[Message, ...] = field(default=(), repr=False)
     states: Mapping[tuple[int, str], State] = field(default_factory=dict, repr=False)
+
+    @property
+    def characters(self) -> int:
+        """Size asked for, of all texts together."""
+        return int(self.tokens * SUMMARY_CHARACTERS)
 
     @property
     def account(self) -> Account:

@@ -406,6 +406,7 @@ def _verified(brief: Brief, found: tuple[str, ...]) -> tuple[str, ...]:
             earlier=brief.earlier,
             language=brief.language,
             states=brief.states,
+            characters=brief.characters // len(brief.groups),
         )
         for text, group in zip(found, brief.groups, strict=True)
     )

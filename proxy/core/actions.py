@@ -15,7 +15,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple
 
-from proxy.core.defang import visible
+from proxy.core.defang import defanged, visible
 from proxy.core.facts import COMMAND_CHARACTERS, ERROR_CHARACTERS, find_error, looked_at, one_line
 from proxy.core.json_bounds import MAX_CHARACTERS, read_json
 from proxy.core.message import Call
@@ -419,15 +419,39 @@ def describe_actions(
         actions: The calls, each with the index of its message.
         characters: Size of a line, which may be exceeded by what its newest call was given.
     """
+    for group in _group_calls(actions):
+        calls = tuple(action for _, action in group)
+        text = _describe(calls, characters)
+        yield Line(group[-1][0], text, describe_briefly(calls[-1]), all(each.has_failed for each in calls))
+
+
+def list_actions(actions: Sequence[tuple[int, Action]], characters: int) -> Iterator[str]:
+    """Yields one list item for all calls of one tool with one thing, in the order of `describe_actions`.
+
+    Args:
+        actions: The calls, each with the index of its message.
+        characters: Room for all items. An item is short where the whole one leaves too little for those
+            behind it, of which the short forms may take half of the room. The last items may exceed it.
+    """
+    groups = [tuple(action for _, action in group) for group in _group_calls(actions)]
+    briefs = [f"- {defanged(describe_briefly(calls[-1]))}" for calls in groups]
+    rest = sum(len(brief) + 1 for brief in briefs)
+    for calls, brief in zip(groups, briefs, strict=True):
+        rest -= len(brief) + 1
+        most = characters - min(rest, max(0, characters) // 2) - 1
+        line = f"- {defanged(_describe(calls, most - len('- ')))}"
+        line = line if len(line) <= most else brief
+        characters -= len(line) + 1
+        yield line
+
+
+def _group_calls(actions: Sequence[tuple[int, Action]]) -> list[list[tuple[int, Action]]]:
+    """Calls of one tool with one thing together: first what has succeeded, each the newest first."""
     groups: dict[tuple[str, str], list[tuple[int, Action]]] = {}
     for at, action in actions:
         groups.setdefault(action.target, []).append((at, action))
     newest_first = sorted(groups.values(), key=lambda group: -group[-1][0])
-    ranked = sorted(newest_first, key=lambda group: all(each.has_failed for _, each in group))
-    for group in ranked:
-        calls = tuple(action for _, action in group)
-        text = _describe(calls, characters)
-        yield Line(group[-1][0], text, describe_briefly(calls[-1]), all(each.has_failed for each in calls))
+    return sorted(newest_first, key=lambda group: all(each.has_failed for _, each in group))
 
 
 def describe_briefly(action: Action) -> str:

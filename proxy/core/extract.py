@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from proxy.core.actions import Action, describe_actions
+from proxy.core.actions import list_actions
 from proxy.core.defang import defanged
 from proxy.core.facts import Observed, observed, one_line
 from proxy.core.frontier import Frontier, is_idle, read_frontier
@@ -145,16 +145,15 @@ def _chosen(sentences: Sequence[_Sentence], length: int, characters: int) -> lis
 def _work(frontier: Frontier, seen: Sequence[Observed], characters: int) -> Iterator[str]:
     """What was done, changes first, then what was run, then what was read; the newest first."""
     writes = [each for each in frontier.actions if each[1].is_write]
-    yield from _action_lines(writes, characters)
+    yield from list_actions(writes, characters)
     written = {value for _, action in writes for _, value in action.arguments}
     paths = [each for each in seen if each.kind == "path" and each.deeds and not re.search(r"\s", each.text)]
     changed = [each for each in paths if each.deeds != ("read",) and each.text not in written]
     for each in sorted(changed, key=lambda path: -path.at):
         yield f"- {_line(each.text)}: {', '.join(each.deeds)}"
     others = [each for each in frontier.actions if not each[1].is_write]
-    yield from _action_lines(
-        [each for each in others if each[1].has_failed or not each[1].is_read], characters
-    )
+    ran = [each for each in others if each[1].has_failed or not each[1].is_read]
+    yield from list_actions(ran, characters)
     read: dict[str, dict[str, None]] = {}
     for _, action in reversed(others):
         if action.is_read and not action.has_failed and action.arguments:
@@ -163,16 +162,6 @@ def _work(frontier: Frontier, seen: Sequence[Observed], characters: int) -> Iter
     told = (f"{_line(tool)} {', '.join(map(_line, targets))}" for tool, targets in read.items())
     if read:
         yield _cut_line(f"- read: {'; '.join(told)}")
-
-
-def _action_lines(actions: Sequence[tuple[int, Action]], characters: int) -> Iterator[str]:
-    """Lines of calls; of those that are too long together the later ones are short."""
-    room = characters
-    for each in describe_actions(actions, characters):
-        line = f"- {defanged(each.text)}"
-        line = line if len(line) < room else f"- {defanged(each.short)}"
-        room -= len(line) + 1
-        yield line
 
 
 def _cut_line(line: str) -> str:

@@ -46,11 +46,12 @@ _MARKUP = re.compile(r"[*`#>]+|\b_|_\b")
 
 
 class State(StrEnum):
-    """How far a request has come."""
+    """How far a request has come; `TOLD` is a statement that asks for nothing."""
 
     OPEN = "open"
     ANSWERED = "answered"
     UNKNOWN = "unknown"
+    TOLD = "told"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,8 @@ class Frontier:
     """Where a conversation stands.
 
     Attributes:
-        states: The state of each request by the number of its user message and its text; none for those that
-            the user labelled.
+        states: The state of each statement by the number of its user message and its text; none for those
+            that the user labelled.
         outcomes: What came of the answered ones, on one harmless line; none where nothing tells.
         loose_ends: What is left open beside requests, oldest first.
         actions: All calls that were made, each with the index of its message.
@@ -268,7 +269,11 @@ class _Reader:
             self._settle(text, said, self.before)
         asks = self.before is not None and self.before.reply is not None and self.before.reply.asks
         answers = asks or only_thanks(text, said)
-        self.waiting += [_Waiting(turn, each) for each in said if _is_request(each, said, answers=answers)]
+        for each in said:
+            if _is_request(each, said, answers=answers):
+                self.waiting.append(_Waiting(turn, each))
+            elif not each.label:
+                self.states[turn, each.text] = State.TOLD
         self._leave(self.waiting[:-MAX_WAITING])
         self._leave([each for each in self.waiting if turn - each.turn > WAITING_TURNS])
 

@@ -1,7 +1,7 @@
 """What a summary says of requests, compared with how far they have come.
 
-A row or an entry that calls an answered request open is corrected or dropped, and so is one that calls an
-open request done. Where a line is about no request that is known, it stays as it is.
+A row, an entry or a sentence that calls an answered request open is corrected or dropped. So is one that
+calls an open request done, or open what a user only told. A line about nothing that is known stays.
 """
 
 import re
@@ -24,12 +24,36 @@ _ENTRY = re.compile(r"\s*+(?:[-*+•]|\d{1,3}[.)])\s")
 _LABELLED = re.compile(
     r"\s*+(?:(?:[-*+•]|\d{1,3}[.)])\s++)?[\[(*_]{0,3}(?P<status>[^:\])\n|]{1,24})[\])*_]{0,3}\s*+[:\u2013\u2014-]\s"
 )
+_BOX = re.compile(r"\s*+(?:[-*+•]|\d{1,3}[.)])\s++\[(?P<box>[ xX✓✔])\]\s")
+# A sentence that calls something open: by its end, or in words that say nothing else.
+_ENDING = re.compile(r"(?:→|->|=>|[(\[\u2013\u2014]|\bstatus:)\s*+(?P<status>[^()\[\]→]{1,24})[)\].\s]*\Z")
+_STILL = re.compile(
+    r"\b(?:(?:is|are|was|were|remains?|stays?|still|yet) (?:\w{1,12} ){0,2}(?:pending|outstanding|unresolved|"
+    r"unanswered|unfinished|to be (?:done|answered|handled))|(?:still|remains?|stays?|left) open|"
+    r"not (?:yet )?been (?:done|answered|handled|started)|not yet (?:done|answered|handled|started))\b"
+)
+_SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+|(?<=[\u3002\uff01\uff1f])\s*")
+_STATUSES = {
+    State.OPEN: "open",
+    State.ANSWERED: "done",
+    State.UNKNOWN: "unknown",
+    State.TOLD: "told by the user",
+}
+# A cell of a table that tells a state is no longer, in characters.
+STATUS_CHARACTERS = 24
 NOTHING = "None"
 
 
 class _Known(NamedTuple):
-    """What a request is about, and its state."""
+    """What a statement is about, and its state.
 
+    Attributes:
+        turn: Number of its user message.
+        words: Stems, and exact values.
+        state: How far it has come.
+    """
+
+    turn: int
     words: frozenset[str]
     state: State
 
@@ -61,10 +85,14 @@ def correct_states(text: str, states: Mapping[tuple[int, str], State]) -> str:
 
 
 def _known(states: Mapping[tuple[int, str], State]) -> Iterator[_Known]:
-    for (_, text), state in list(states.items())[-MAX_REQUESTS:]:
+    """The newest requests, and what was told in messages without an open or unknown one."""
+    asked = {turn for (turn, _), state in states.items() if state in {State.OPEN, State.UNKNOWN}}
+    told = [each for each in states.items() if each[1] is State.TOLD and each[0][0] not in asked]
+    requests = [each for each in states.items() if each[1] is not State.TOLD]
+    for (turn, text), state in (*requests[-MAX_REQUESTS:], *told[-MAX_REQUESTS:]):
         words = _words(text)
         if len(words) > 1:
-            yield _Known(words, state)
+            yield _Known(turn, words, state)
 
 
 def _words(text: str) -> frozenset[str]:
@@ -80,15 +108,48 @@ def _find_status(words: str) -> State | None:
     return State.ANSWERED if cues.DONE_STATUS.search(plain) else None
 
 
+def _find_claim(sentence: str) -> State | None:
+    """What a sentence says of the state of something; None for nothing."""
+    ending = _ENDING.search(sentence)
+    if ending and (status := _find_status(ending["status"])):
+        return status
+    return State.OPEN if _STILL.search(folded(sentence)) else None
+
+
 def _find_state(line: str, known: list[_Known]) -> State | None:
-    """The state of the request that a line is about; None where it is about none, or two that differ."""
+    """The state of the statement that a line is about; None where it is about none, or two that differ."""
     about = _words(line)
-    shares = [(len(each.words & about) / len(each.words), each.state) for each in known]
+    shares = [
+        (len(each.words & about) / len(each.words), each.state)
+        for each in known
+        if each.state is not State.TOLD
+    ]
     best = max((share for share, _ in shares), default=0.0)
-    if best < LEAST_SHARE:
-        return None
-    found = {state for share, state in shares if share == best}
-    return found.pop() if len(found) == 1 else None
+    if best >= LEAST_SHARE:
+        found = {state for share, state in shares if share == best}
+        return found.pop() if len(found) == 1 else None
+    return State.TOLD if _is_told(about, known) else None
+
+
+def _is_told(about: frozenset[str], known: list[_Known]) -> bool:
+    """Whether words only repeat what a user told: most of them, and most of what was told."""
+    said: dict[int, set[str]] = {}
+    for each in known:
+        said.setdefault(each.turn, set()).update(each.words)
+    return any(
+        len(each.words & about) >= LEAST_SHARE * len(each.words)
+        and len(said[each.turn] & about) >= LEAST_SHARE * len(about)
+        for each in known
+        if each.state is State.TOLD
+    )
+
+
+def _is_wrong(claimed: State | None, line: str, known: list[_Known]) -> bool:
+    """Whether a line claims a state that what it is about does not have."""
+    state = _find_state(line, known) if claimed else None
+    if state is None or state is State.UNKNOWN:
+        return False
+    return claimed is State.OPEN if state is State.TOLD else claimed is not state
 
 
 def _correct(line: str, said: State | None, known: list[_Known]) -> str | None:
@@ -96,23 +157,39 @@ def _correct(line: str, said: State | None, known: list[_Known]) -> str | None:
     cells = line.strip().strip("|").split("|") if line.lstrip().startswith("|") else []
     if len(cells) > 1:
         return _correct_row(line, cells, known)
-    labelled = _LABELLED.match(line)
-    own = _find_status(labelled["status"]) if labelled else None
-    claimed = own or (said if _ENTRY.match(line) else None)
-    if claimed is None:
+    own = _find_label(line)
+    if own or _ENTRY.match(line):
+        return None if _is_wrong(own or _find_claim(line) or said, line, known) else line
+    pieces = _SENTENCE.split(line)
+    kept = [each for each in pieces if not _is_wrong(_find_claim(each) or said, each, known)]
+    if len(kept) == len(pieces):
         return line
-    state = _find_state(line, known)
-    return None if state is not None and state is not State.UNKNOWN and state is not claimed else line
+    return " ".join(kept) or None
+
+
+def _find_label(line: str) -> State | None:
+    """The state that a box or a word in front of a line tells; None for none."""
+    if box := _BOX.match(line):
+        return State.OPEN if box["box"] == " " else State.ANSWERED
+    labelled = _LABELLED.match(line)
+    return _find_status(labelled["status"]) if labelled else None
 
 
 def _correct_row(line: str, cells: list[str], known: list[_Known]) -> str:
-    """A row of a table with the state that the request has, where its last cell tells another."""
-    claimed = _find_status(cells[-1])
-    state = _find_state(cells[0], known) if claimed else None
-    if state is None or state is State.UNKNOWN or state is claimed:
+    """A row of a table with the state that the request has, where one of its cells tells another."""
+    told = [
+        k for k, cell in enumerate(cells) if len(cell.strip()) <= STATUS_CHARACTERS and _find_status(cell)
+    ]
+    if not told:
         return line
-    told = "done" if state is State.ANSWERED else "open"
-    return f"|{'|'.join(cells[:-1])}| {told} |"
+    claimed = _find_status(cells[told[-1]])
+    others = [cell for k, cell in enumerate(cells) if k != told[-1]]
+    subject = next((cell for cell in others if len(_words(cell)) > 1), others[0])
+    state = _find_state(subject, known)
+    if state is None or state is claimed or (claimed is State.ANSWERED and state is not State.OPEN):
+        return line
+    cells[told[-1]] = f" {_STATUSES[state]} "
+    return f"|{'|'.join(cells)}|"
 
 
 def _filled(lines: list[str]) -> Iterator[str]:

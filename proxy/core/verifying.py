@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
+from proxy.core.actions import Action, list_actions
 from proxy.core.facts import Observed, observed
 from proxy.core.frontier import State, read_frontier
 from proxy.core.language import language as language_of
@@ -29,6 +30,7 @@ ADDED_SHARE = 0.2
 ADDED_CHARACTERS = 600
 ADDED_VALUE_CHARACTERS = 120
 ADDED = "Additional exact values:"
+ADDED_CALLS = "Calls that changed something, and how they ended:"
 # How many of the newest messages' identifiers are critical, and what each kind weighs.
 NEWEST = 6
 CRITICAL = 32
@@ -171,7 +173,7 @@ def _weight(text: str) -> int:
     return sum(len(line.strip()) for line in text.splitlines() if not _HEADING.match(line))
 
 
-def _critical(messages: Sequence[Message]) -> list[tuple[int, str]]:
+def _critical(messages: Sequence[Message], writes: Sequence[Action]) -> list[tuple[int, str]]:
     """What must not be lost, each with its weight, the newest last."""
     seen = observed(messages, range(len(messages)))
     errors = [each for each in seen if each.kind in {"error", "exit"}]
@@ -179,8 +181,9 @@ def _critical(messages: Sequence[Message]) -> list[tuple[int, str]]:
     found = [(weight, each.text) for each in seen if (weight := _importance(each, len(messages)))]
     found += [(ERROR_WEIGHT, name) for name in last]
     known = {value for _, value in found}
-    writes = (each for _, each in read_frontier(messages).actions if each.is_write and not each.has_failed)
-    targets = dict.fromkeys(each.target[1] for each in writes if not re.search(r"\s", each.target[1]))
+    targets = dict.fromkeys(
+        each.target[1] for each in writes if not (each.has_failed or re.search(r"\s", each.target[1]))
+    )
     found += [(CHANGED_WEIGHT, value) for value in targets if value not in known]
     short = [each for each in found if each[1] and len(each[1]) <= ADDED_VALUE_CHARACTERS]
     return short[-CRITICAL:]
@@ -195,20 +198,38 @@ def _importance(each: Observed, length: int) -> int:
     return RECENT_WEIGHT if recent and _copied(Value(each.kind, each.text, 0)) else 0
 
 
-def _repaired(text: str, messages: Sequence[Message]) -> str:
-    """The text and behind it the critical values that it lacks, the newest first, as far as there is room."""
-    critical = _critical(messages)
-    folded = text.casefold()
+def _repaired(text: str, messages: Sequence[Message], characters: int) -> str:
+    """The text and behind it what it lacks: calls that changed something, then critical values."""
+    writes = [each for each in read_frontier(messages).actions if each[1].is_write]
+    whole = _with_calls(text, writes, max(characters - len(text), _added_room(text)))
+    critical = _critical(messages, [each for _, each in writes])
+    folded = whole.casefold()
     missing = [each for each in critical if each[1].rpartition("/")[2].casefold() not in folded]
     lost = sum(weight for weight, _ in missing)
     if not missing or lost <= (1 - RECALL) * sum(weight for weight, _ in critical):
-        return text
-    room = int(min(ADDED_CHARACTERS, ADDED_SHARE * len(text))) - len(ADDED) - 2
+        return whole
+    room = _added_room(text) - len(ADDED) - 2
     added = ""
     for _, _, value in sorted((-weight, -at, value) for at, (weight, value) in enumerate(missing)):
         if len(added) + len(value) + 3 <= room:
             added += f"\n- {value}"
-    return f"{text}\n\n{ADDED}{added}" if added else text
+    return f"{whole}\n\n{ADDED}{added}" if added else whole
+
+
+def _added_room(text: str) -> int:
+    """What may be put behind a text however long it is, in characters."""
+    return int(min(ADDED_CHARACTERS, ADDED_SHARE * len(text)))
+
+
+def _with_calls(text: str, writes: Sequence[tuple[int, Action]], room: int) -> str:
+    """The text and behind it the calls that changed something, as far as the text lacks words of them."""
+    known = frozenset(_TOKEN.findall(text.casefold()))
+    room -= len(ADDED_CALLS) + 2
+    added = ""
+    for line in list_actions(writes, room):
+        if not known.issuperset(_TOKEN.findall(line.casefold())) and len(added) + len(line) + 1 <= room:
+            added += f"\n{line}"
+    return f"{text}\n\n{ADDED_CALLS}{added}" if added else text
 
 
 def _prose(text: str) -> str:
@@ -222,6 +243,7 @@ def verified(
     earlier: Sequence[str],
     language: str,
     states: Mapping[tuple[int, str], State] = MappingProxyType({}),
+    characters: int = 0,
 ) -> str:
     """The summary without what its sources do not back, and with the critical values that it lost.
 
@@ -231,6 +253,7 @@ def verified(
         earlier: Summaries that the model was shown.
         language: English name of the language asked for; empty if it is not known.
         states: How far each request of the conversation has come (`core.frontier`).
+        characters: Size asked for. What the summary leaves of it is for calls that changed something.
 
     Raises:
         SummaryFailed: with the reason `language`, where it is surely in another one, or `unfaithful`, where
@@ -246,4 +269,4 @@ def verified(
     kept = _kept(text, held, said)
     if kept != text.strip() and _weight(kept) < max(LEAST_CHARACTERS, LEAST_SHARE * _weight(text)):
         raise SummaryFailed("unfaithful")
-    return _repaired(correct_states(kept, states), sources)
+    return _repaired(correct_states(kept, states), sources, characters)
