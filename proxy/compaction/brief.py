@@ -12,7 +12,7 @@ from proxy.dialects.chat.wire import CHAT
 from proxy.dialects.dialect import Dialect
 from proxy.reading import Gauge
 
-# Characters of a text for each token of the size asked for.
+# Characters of a text for each token.
 SUMMARY_CHARACTERS = 3.5
 
 
@@ -93,8 +93,8 @@ class Brief:
 
     @property
     def characters(self) -> int:
-        """Size asked for, of all texts together."""
-        return int(self.tokens * SUMMARY_CHARACTERS)
+        """Size allowed, of all texts together."""
+        return int(self.shape.allowed(self.tokens) * SUMMARY_CHARACTERS)
 
     @property
     def account(self) -> Account:

@@ -16,7 +16,7 @@ from proxy.core.frontier import State, read_frontier
 from proxy.core.language import language as language_of
 from proxy.core.message import Message
 from proxy.core.orders import backed, orders
-from proxy.core.request_states import correct_states
+from proxy.core.request_states import NOTHING, correct_states
 from proxy.core.values import Value, values
 from proxy.errors import SummaryFailed
 
@@ -30,6 +30,8 @@ ADDED_SHARE = 0.2
 ADDED_CHARACTERS = 600
 ADDED_VALUE_CHARACTERS = 120
 ADDED = "Additional exact values:"
+# Of the size allowed, however long the summary is.
+CALLS_SHARE = 0.5
 ADDED_CALLS = "Calls that changed something, and how they ended:"
 # How many of the newest messages' identifiers are critical, and what each kind weighs.
 NEWEST = 6
@@ -43,6 +45,7 @@ LONG_DIGITS = 5
 LEAST_CODE = 5
 
 _ENTRY = re.compile(r"\s*(?:[-*+•]|\d{1,3}[.)])?\s*(?:\[[ xX]\]\s*)?")
+_BULLET = re.compile(r"\s*(?:[-*+•]|\d{1,3}[.)])\s")
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+|(?<=[\u3002\uff01\uff1f])\s*")
 _HEADING = re.compile(r"\s*#{1,6} |\s*\|[\s|:-]+\|?\s*$")
 _TOKEN = re.compile(r"[^\W_]+")
@@ -168,6 +171,19 @@ def _kept(text: str, sources: _Sources, said: Sequence[str]) -> str:
     return "\n".join(lines).strip()
 
 
+def _drop_repeats(text: str) -> str:
+    """The text without entries that stand there already; a section that had no other one says so."""
+    known: set[str] = set()
+    lines, kept = text.splitlines(), list[str]()
+    for line, follower in zip(lines, [*lines[1:], ""], strict=True):
+        if line not in known or len(line) < LEAST_CHARACTERS or not _BULLET.match(line):
+            kept.append(line)
+        elif kept[-1].startswith("#") and not follower:
+            kept.append(NOTHING)
+        known.add(line)
+    return "\n".join(kept)
+
+
 def _weight(text: str) -> int:
     """Characters of a text that say something: without headings and rulers of tables."""
     return sum(len(line.strip()) for line in text.splitlines() if not _HEADING.match(line))
@@ -201,7 +217,7 @@ def _importance(each: Observed, length: int) -> int:
 def _repaired(text: str, messages: Sequence[Message], characters: int) -> str:
     """The text and behind it what it lacks: calls that changed something, then critical values."""
     writes = [each for each in read_frontier(messages).actions if each[1].is_write]
-    whole = _with_calls(text, writes, max(characters - len(text), _added_room(text)))
+    whole = _with_calls(text, writes, max(characters - len(text), int(CALLS_SHARE * characters)))
     critical = _critical(messages, [each for _, each in writes])
     folded = whole.casefold()
     missing = [each for each in critical if each[1].rpartition("/")[2].casefold() not in folded]
@@ -253,7 +269,7 @@ def verified(
         earlier: Summaries that the model was shown.
         language: English name of the language asked for; empty if it is not known.
         states: How far each request of the conversation has come (`core.frontier`).
-        characters: Size asked for. What the summary leaves of it is for calls that changed something.
+        characters: Size allowed. What the summary leaves of it is for calls that changed something.
 
     Raises:
         SummaryFailed: with the reason `language`, where it is surely in another one, or `unfaithful`, where
@@ -269,4 +285,4 @@ def verified(
     kept = _kept(text, held, said)
     if kept != text.strip() and _weight(kept) < max(LEAST_CHARACTERS, LEAST_SHARE * _weight(text)):
         raise SummaryFailed("unfaithful")
-    return _repaired(correct_states(kept, states), sources, characters)
+    return _repaired(_drop_repeats(correct_states(kept, states)), sources, characters)
