@@ -37,6 +37,9 @@ _WORDS = re.compile(r"[^\W\d_]+")
 # What may stand between a word and the value that it names.
 _OPENING = " (\"'`*[#$<"
 _EXPLAINED = re.compile(r"\d+-[a-z]+|(?:utf|sha|iso|base|aes|md|u?int|float|win|x)-?\d{1,4}", re.IGNORECASE)
+# Colours, and attributes in programs that look like hosts, tell nothing of the work.
+_COLOUR = re.compile(r"[0-9a-f]{3}(?:[0-9a-f]{3})?(?:[0-9a-f]{2})?", re.IGNORECASE)
+_ATTRIBUTE = re.compile(r"(?:self|this|cls|super|args|opts?|config|module|req|res|ctx)\.")
 _COMMIT_SIZES = frozenset({7, 40})
 _COMMIT_WORDS = frozenset({"commit", "sha", "revision", "rev", "head"})
 _KEY_FOLLOWS = re.compile(r"[\"']?\s{0,2}:\s")
@@ -135,6 +138,8 @@ def _in_text(text: str, kinds: frozenset[str]) -> Iterator[NamedValue]:
 def _is_telling(value: Value, *, label: str, name: str, is_short: bool) -> bool:
     """Whether a value in prose, or in what a program prints, tells a reader anything."""
     text = value.text
+    if value.kind == "host":
+        return not _ATTRIBUTE.match(text)
     if value.kind == "code":
         is_loud = text.isupper() or "-" in text or "_" in text
         return _is_made(text) and bool(label or ((is_short or name) and is_loud))
@@ -154,7 +159,7 @@ def _is_made(code: str) -> bool:
 
 
 def _is_whole(text: str, value: Value) -> bool:
-    """Whether a value is a token of its own, and neither a part of one nor the name of a field."""
+    """Whether a value is a token of its own, and neither a part of one, nor a colour, nor a field's name."""
     start, stop = value.start, value.start + len(value.text)
     before = text[max(0, start - NAMED_WITHIN) : start]
     after = text[stop : stop + NAMED_WITHIN]
@@ -162,6 +167,8 @@ def _is_whole(text: str, value: Value) -> bool:
     right = _TOKEN.match(after)
     around = before[left:].strip(_AROUND) + (right.group().strip(_AROUND) if right else "")
     if around:
+        return False
+    if before.endswith("#") and _COLOUR.fullmatch(value.text) and not value.text.isdigit():
         return False
     return not (before[-1:] in {'"', "'"} and _KEY_FOLLOWS.match(after))
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from types import MappingProxyType
 
 from proxy.core.actions import Action, list_actions
@@ -175,7 +176,7 @@ def _drop_repeats(text: str) -> str:
     """The text without entries that stand there already; a section that had no other one says so."""
     known: set[str] = set()
     lines, kept = text.splitlines(), list[str]()
-    for line, follower in zip(lines, [*lines[1:], ""], strict=True):
+    for line, follower in zip_longest(lines, lines[1:]):
         if line not in known or len(line) < LEAST_CHARACTERS or not _BULLET.match(line):
             kept.append(line)
         elif kept[-1].startswith("#") and not follower:

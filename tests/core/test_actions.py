@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.actions import Action, Effect, describe_actions, read_action
+from proxy.core.actions import Action, Effect, describe_actions, list_actions, read_action
 from proxy.core.facts import ERROR_CHARACTERS
 from proxy.core.message import Call
 from proxy.core.orders import orders
@@ -195,3 +195,20 @@ def test_whatever_is_sent_and_answered_is_told_on_one_short_line_without_orders(
         told = [found.outcome, *(value for _, value in found.arguments)]
         assert all("\n" not in each and len(each) <= ERROR_CHARACTERS for each in told)
         assert not any(" " in each and orders(each) for each in told)
+
+
+def test_listed_calls_leave_room_for_the_short_forms_of_those_behind_them() -> None:
+    def pay(bill: str, note: str) -> Action:
+        return Action("pay", (("bill", bill), ("note", note)), "done", Effect.WRITE, has_failed=False)
+
+    actions = list(enumerate([pay("B1", "x" * 50), pay("B2", "y" * 50), pay("B3", "z" * 50)]))
+
+    assert list(list_actions(actions, 1_000)) == [
+        f"- pay bill {bill}, note {letter * 50} → done"
+        for bill, letter in (("B3", "z"), ("B2", "y"), ("B1", "x"))
+    ]
+    assert list(list_actions(actions, 120)) == [
+        f"- pay bill B3, note {'z' * 50} → done",
+        "- pay B2 → done",
+        "- pay B1 → done",
+    ]

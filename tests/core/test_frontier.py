@@ -101,11 +101,14 @@ def test_a_message_without_a_cue_is_a_request_where_it_answers_nothing() -> None
     odd = "i think truncated.ts is broken, look into it"
 
     assert state([user(odd), *call("read", {"path": "a"}, "x")], odd) is State.OPEN
-    assert not read_frontier([said("Which file?"), user("truncated.ts")]).states
+    assert state([said("Which file?"), user("truncated.ts")], "truncated.ts") is State.TOLD
 
 
 def test_labelled_requests_have_no_state() -> None:
-    assert not read_frontier([user("GOAL: port the parser."), said("Done."), user(THANKS)]).states
+    messages = [user("GOAL: port the parser."), said("Done."), user(THANKS)]
+
+    assert set(read_frontier(messages).states.values()) == {State.TOLD}
+    assert all(turn == 1 for turn, _ in read_frontier(messages).states)
 
 
 def test_what_came_of_a_request_is_the_write_and_else_the_reply() -> None:

@@ -9,7 +9,13 @@ from proxy.core.request_states import correct_states
 
 FLIGHT = "Change the return flight to May 27."
 BAG = "Add a checked bag to the reservation."
-STATES = {(0, FLIGHT): State.ANSWERED, (1, BAG): State.OPEN, (2, "Translate the menu."): State.UNKNOWN}
+NUMBER = "My customer number is C-40771."
+STATES = {
+    (0, FLIGHT): State.ANSWERED,
+    (1, BAG): State.OPEN,
+    (2, "Translate the menu."): State.UNKNOWN,
+    (3, NUMBER): State.TOLD,
+}
 
 
 @pytest.mark.parametrize(
@@ -20,7 +26,24 @@ STATES = {(0, FLIGHT): State.ANSWERED, (1, BAG): State.OPEN, (2, "Translate the 
             "| Change return flight to May 27 | changed | done |",
         ),
         ("| checked bag for the reservation | x | done |", "| checked bag for the reservation | x | open |"),
-        ("| Translate the menu | x | open |", "| Translate the menu | x | open |"),
+        ("| Translate the menu | x | open |", "| Translate the menu | x | unknown |"),
+        ("| Translate the menu | x | done |", "| Translate the menu | x | done |"),
+        (
+            "| My customer number is C-40771 | x | open |",
+            "| My customer number is C-40771 | x | told by the user |",
+        ),
+        ("| 1 | pending | Change return flight to May 27 |", "| 1 | done | Change return flight to May 27 |"),
+        ("| Find who C-40771 belongs to | x | open |", "| Find who C-40771 belongs to | x | open |"),
+        ("## Open\n- My customer number is C-40771.\n- x", "## Open\n- x"),
+        ("- [ ] change the return flight to May 27\n- [ ] y", "- [ ] y"),
+        ("- [x] add a checked bag to the reservation\n- y", "- y"),
+        ("- change the return flight to May 27 → open\n- y", "- y"),
+        ("All is well. The return flight change to May 27 is still pending. Bye.", "All is well. Bye."),
+        ("## Open\nThe return flight changes to May 27. More comes.", "## Open\nMore comes."),
+        (
+            "The return flight on May 27 changes at an open door.",
+            "The return flight on May 27 changes at an open door.",
+        ),
         ("| Request | Outcome | Status |", "| Request | Outcome | Status |"),
         ("## Open requests\n- Change the return flight to May 27", "## Open requests\nNone"),
         ("## Done\n- A checked bag was added to the reservation\n- Else", "## Done\n- Else"),
@@ -47,4 +70,4 @@ def test_correcting_twice_changes_nothing_more(text: str) -> None:
     once = correct_states(text, STATES)
 
     assert correct_states(once, STATES) == once
-    assert len(once) <= len(text) + text.count("\n") * 8 + 8
+    assert len(once) <= len(text) + (text.count("\n") + text.count("|") + 1) * 16

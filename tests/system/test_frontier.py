@@ -89,14 +89,23 @@ TRIP: list[JsonObject] = [
 ]
 
 
-def answer(request: Received) -> Reply:
-    if request.method == "GET":
-        return Reply(404)
-    return chat_reply(request, SUMMARY if request.json()["model"] == "summary" else "ok")
+def forward(
+    folder: Path, sent: Sequence[JsonObject], *, summary: str = "none", written: str = SUMMARY
+) -> list[JsonObject]:
+    """Sends a conversation as it grows, user message by user message, and returns what was forwarded last.
 
+    Args:
+        folder: For the proxy's files.
+        sent: The conversation.
+        summary: Name of the summary model.
+        written: What the model `summary` writes.
+    """
 
-def forward(folder: Path, sent: Sequence[JsonObject], *, summary: str = "none") -> list[JsonObject]:
-    """Sends a conversation as it grows, user message by user message, and returns what was forwarded last."""
+    def answer(request: Received) -> Reply:
+        if request.method == "GET":
+            return Reply(404)
+        return chat_reply(request, written if request.json()["model"] == "summary" else "ok")
+
     provider = Provider(answer)
     config = {"models": {"m": {"window": 12_000}}, "summary": {"model": summary}}
     try:
@@ -185,6 +194,39 @@ def test_a_summary_calls_nothing_open_that_is_answered_and_nothing_done_that_is_
     assert (len(flight), len(hotel)) == (1, 1), rows
     assert flight[0].endswith("| done |")
     assert hotel[0].endswith("| open |")
+
+
+OPEN_IN_EVERY_FORM = """### A. Goal
+The trip of the spring had to be changed. To book a direct flight from Lisbon to Oslo is still pending.
+
+### B. Requests and outcomes
+| Request | Status | Outcome |
+|---------|--------|---------|
+| Please send the receipt to ann@shop.example. | pending | the desk was asked for the receipt |
+| Good morning, this is about my trip in spring. | open | the desk has read the forms |
+
+### D. State of the work
+- [ ] Book a direct flight from Lisbon to Oslo
+- Send the receipt to ann@shop.example → open
+- the desk has read the forms of the trip and sorted the copies by day"""
+
+
+def test_what_is_answered_or_was_only_told_is_called_open_in_no_form(tmp_path: Path) -> None:
+    forwarded = forward(tmp_path, TRIP, summary="summary", written=OPEN_IN_EVERY_FORM)
+    record = "\n".join(str(each["content"]) for each in forwarded if "### A. Goal" in str(each["content"]))
+    assert "the desk has read the forms of the trip" in record
+    claims = [
+        line for line in record.splitlines() if any(word in line for word in ("pending", "open", "[ ]"))
+    ]
+    assert claims == []
+
+
+def test_calls_that_wrote_stand_in_the_record_whatever_the_summary_says(tmp_path: Path) -> None:
+    forwarded = forward(tmp_path, TRIP, summary="summary")
+    record = "\n".join(str(each["content"]) for each in forwarded if "### A. Goal" in str(each["content"]))
+    booked = [line for line in record.splitlines() if line.startswith("- book_flight")]
+    assert len(booked) == 1, record
+    assert all(word in booked[0] for word in ("TP742", "gift_card_5519", "→ done", "ZQ4T8M"))
 
 
 def test_rules_come_first_and_hostile_results_stay_inside_the_fence(tmp_path: Path) -> None:
