@@ -209,8 +209,7 @@ def _values(said: str) -> Iterator[Value]:
         yield Value(head, rest, "observed")
         return
     if head.lower() in _ACCOUNTS:
-        # What was asked is the user's own words, and no value that was observed.
-        yield from _account_values(_ARROW.split(rest)[-1] if head.lower() == "answered" else rest)
+        yield from _account_values(head.lower(), rest)
         return
     for part in _PARTS.split(_DEEDS.sub("", rest)):
         pair = _PAIR.match(part)
@@ -221,9 +220,18 @@ def _values(said: str) -> Iterator[Value]:
             yield Value(label, piece.strip(), "observed")
 
 
-def _account_values(said: str) -> Iterator[Value]:
-    """The values of an account of calls: tokens with a digit behind a name."""
-    for part in re.split(r"; |, |: |\s(?:→|->)\s", said.partition(" ")[2]):  # the tool comes first
+def _account_values(label: str, said: str) -> Iterator[Value]:
+    """The values of an account of calls: tokens with a digit behind a name.
+
+    What was asked (`answered`) and what was intended (`last step`) are somebody's words, and no values.
+    """
+    call, *outcome = _ARROW.split(said, maxsplit=1)
+    if label == "answered":
+        call = ""
+    elif label.startswith("last"):
+        call = call.rpartition(": ")[2]
+    told = [call.partition(" ")[2], *outcome]  # the tool comes first
+    for part in re.split(r"; |, |: |\s(?:→|->)\s", " → ".join(told)):
         if named := _NAMED.match(part):
             tokens = filter(_TOKEN.match, named[2].split())
             yield from (Value(named[1], text, "observed") for text in tokens)

@@ -235,10 +235,10 @@ THANKS = re.compile(
     r"\W*+(?:(?:ok|okay|no|nope|great|perfect|awesome|wonderful|excellent|nice|alright|good|cool|sure|yes|"
     r"that(?:'s| is| was| looks| sounds)?|it(?:'s| is)?|looks|sounds|works|all|everything|so|very|really|much|"
     r"just|and|i|appreciate|you've been|for now|is)\b[,.! ]*+)*+"
-    r"(?:thanks?|thank you|thx|ty|cheers|bye|goodbye|good ?night|stop|quit|exit|that'?s all|that is all|"
+    r"(?:(?:thanks?|thank you|thx|ty|cheers|bye|goodbye|good ?night|stop|quit|exit|that'?s all|that is all|"
     r"that will be all|that'll be all|nothing else|all set|i'm (?:all set|good|done)|perfect|great|lgtm|done|"
     r"appreciate\w*|helpful|gracias|eso es todo|merci|c'est tout|obrigad[oa]|é tudo|é só isso|спасибо|это вс[её]|"
-    r"danke\w*|vielen dank|das ist alles|das war'?s|tschüss|谢谢|多谢|感谢|就这些|ありがとう|以上です|धन्यवाद|शुक्रिया|"
+    r"danke\w*|vielen dank|das ist alles|das war'?s|tschüss)(?!\w)|谢谢|多谢|感谢|就这些|ありがとう|以上です|धन्यवाद|शुक्रिया|"
     r"شكرا|شكرًا|ধন্যবাদ|شکریہ)"
 )
 # What an assistant asks a user with where no question mark stands.
@@ -279,6 +279,16 @@ DONE_STATUS = re.compile(
     r"\b(?:done|completed?|finished|resolved|answered|fulfilled|accomplished|hech[oa]s?|complet\w+|terminad[oa]s?|"
     r"faite?s?|terminée?s?|conclu[ií]d[oa]s?|feit[oa]s?|готово|выполнен\w*|завершен\w*|erledigt\w*|fertig\w*|"
     r"abgeschlossen\w*)\b|已完成|已解决|完了|済み|पूर्ण|تم|সম্পন্ন|مکمل"
+)
+# What a user says, or pastes, of work that did not succeed; in folded text.
+FAILURE_REPORT = re.compile(
+    r"\b(?:doesn't|does not|didn't|did not|isn't|is not|not|don't|do not) (?:work|working|help|change|apply|conform)\b|"
+    r"\bstill (?:not|fails?|failing|broken|wrong|the same|looks?|doesn't|does not|isn't|gets?|getting|there)\b|"
+    r"\bthat(?:'s| is) not (?:it|right|what)\b|\bsame (?:error|problem|issue)\b|\bfailed to\b|\bwtf\b|"
+    r"\b(?:lint|type|syntax|build|compile|test) (?:errors?|failures?)\b|\b[1-9]\d{0,5} (?:failed|errors?)\b|"
+    r"\btraceback \(|\b\w{1,60}(?:error|exception): |"
+    r"\bno funciona|\bsigue (?:sin|igual)|\bne (?:marche|fonctionne) pas|\bfunktioniert nicht|\bgeht nicht|"
+    r"\bimmer noch|\bnão funciona|\bне работает|还是不|不行|没有用|動かない|動きません|काम नहीं|لا يعمل|কাজ করছে না|کام نہیں"
 )
 QUESTION = re.compile(
     r"(?:so |and |but |ok,? |hmm+ |wait,? )*(?:what|why|how|who|whom|whose|which|where|when (?:is|are|do|"

@@ -1,8 +1,8 @@
 """How far a conversation has come: which requests are answered, what came of them, and what is still open.
 
 The order of turns decides, not the words: a request is answered once the assistant has replied to it without
-a question or a failure and the user went on. Where that does not show, the state is unknown, and what is
-unknown is not called open.
+a question or a failure and the user went on, unless with words on a failure. Where that does not show, the
+state is unknown, and what is unknown is not called open.
 """
 
 import re
@@ -208,6 +208,16 @@ def only_thanks(text: str, said: Sequence[Statement]) -> bool:
     return short and all(is_idle(each.text) for each in asks)
 
 
+def _reports_failure(text: str) -> bool:
+    """Whether a user's message says, or shows by what it pastes, that what was asked for did not succeed."""
+    ends = (
+        text
+        if len(text) <= 2 * REPLY_CHARACTERS
+        else f"{text[:REPLY_CHARACTERS]}\n{text[-REPLY_CHARACTERS:]}"
+    )
+    return cues.FAILURE_REPORT.search(folded(ends)) is not None
+
+
 def _is_request(each: Statement, said: Sequence[Statement], *, answers: bool) -> bool:
     """Whether a statement asks for something: by its words, or since the whole message does nothing else.
 
@@ -304,6 +314,8 @@ class _Reader:
             self._forget_failures()
             return
         if reply is None:
+            return
+        if _reports_failure(text):
             return
         if not reply.asks:
             unmended = any(then == self.turn for then, _, _ in self.failed.values())

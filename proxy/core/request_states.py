@@ -33,8 +33,9 @@ _STILL = re.compile(
     r"not (?:yet )?been (?:done|answered|handled|started)|not yet (?:done|answered|handled|started))\b"
 )
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+|(?<=[\u3002\uff01\uff1f])\s*")
+# A record stands for good, so what it calls open was so when it was written.
 _STATUSES = {
-    State.OPEN: "open",
+    State.OPEN: "open then",
     State.ANSWERED: "done",
     State.UNKNOWN: "unknown",
     State.TOLD: "told by the user",
@@ -51,11 +52,13 @@ class _Known(NamedTuple):
         turn: Number of its user message.
         words: Stems, and exact values.
         state: How far it has come.
+        is_settled: Whether its message asks for nothing that is not answered.
     """
 
     turn: int
     words: frozenset[str]
     state: State
+    is_settled: bool
 
 
 def correct_states(text: str, states: Mapping[tuple[int, str], State]) -> str:
@@ -85,14 +88,14 @@ def correct_states(text: str, states: Mapping[tuple[int, str], State]) -> str:
 
 
 def _known(states: Mapping[tuple[int, str], State]) -> Iterator[_Known]:
-    """The newest requests, and what was told in messages without an open or unknown one."""
-    asked = {turn for (turn, _), state in states.items() if state in {State.OPEN, State.UNKNOWN}}
-    told = [each for each in states.items() if each[1] is State.TOLD and each[0][0] not in asked]
+    """The newest requests, and the newest of what was told beside them or alone."""
+    told = [each for each in states.items() if each[1] is State.TOLD]
     requests = [each for each in states.items() if each[1] is not State.TOLD]
+    unsettled = {turn for (turn, _), state in requests if state is not State.ANSWERED}
     for (turn, text), state in (*requests[-MAX_REQUESTS:], *told[-MAX_REQUESTS:]):
         words = _words(text)
         if len(words) > 1:
-            yield _Known(turn, words, state)
+            yield _Known(turn, words, state, is_settled=turn not in unsettled)
 
 
 def _words(text: str) -> frozenset[str]:
@@ -128,20 +131,24 @@ def _find_state(line: str, known: list[_Known]) -> State | None:
     if best >= LEAST_SHARE:
         found = {state for share, state in shares if share == best}
         return found.pop() if len(found) == 1 else None
-    return State.TOLD if _is_told(about, known) else None
+    return _find_told(about, known)
 
 
-def _is_told(about: frozenset[str], known: list[_Known]) -> bool:
-    """Whether words only repeat what a user told: most of them, and most of what was told."""
+def _find_told(about: frozenset[str], known: list[_Known]) -> State | None:
+    """The state of a message that words repeat: most of them, and most of what it told; None for none."""
     said: dict[int, set[str]] = {}
     for each in known:
         said.setdefault(each.turn, set()).update(each.words)
-    return any(
-        len(each.words & about) >= LEAST_SHARE * len(each.words)
-        and len(said[each.turn] & about) >= LEAST_SHARE * len(about)
+    repeated = [
+        each.is_settled
         for each in known
         if each.state is State.TOLD
-    )
+        and len(each.words & about) >= LEAST_SHARE * len(each.words)
+        and len(said[each.turn] & about) >= LEAST_SHARE * len(about)
+    ]
+    if not repeated:
+        return None
+    return State.TOLD if all(repeated) else State.UNKNOWN
 
 
 def _is_wrong(claimed: State | None, line: str, known: list[_Known]) -> bool:
@@ -186,7 +193,7 @@ def _correct_row(line: str, cells: list[str], known: list[_Known]) -> str:
     others = [cell for k, cell in enumerate(cells) if k != told[-1]]
     subject = next((cell for cell in others if len(_words(cell)) > 1), others[0])
     state = _find_state(subject, known)
-    if state is None or state is claimed or (claimed is State.ANSWERED and state is not State.OPEN):
+    if state is None or (claimed is State.ANSWERED and state is not State.OPEN):
         return line
     cells[told[-1]] = f" {_STATUSES[state]} "
     return f"|{'|'.join(cells)}|"

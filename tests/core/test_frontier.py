@@ -84,6 +84,24 @@ def test_a_write_that_succeeded_answers_what_the_next_question_is_not_about() ->
     assert state(messages, "Please add a checked bag.") is State.OPEN
 
 
+@pytest.mark.parametrize(
+    "report",
+    [
+        "The tests say this:\nFAILED tests/test_login.py::test_it - 1 failed, 3 passed",
+        "TypeError: login() got an unexpected keyword argument",
+        "hm, that still looks the same",
+        "Das funktioniert nicht.",
+        "还是不行",
+    ],
+)
+def test_what_the_user_says_has_failed_stays_open(report: str) -> None:
+    messages = [user(BUG), said("The login works again, the token is read first."), user(report)]
+
+    assert state(messages, BUG) is State.OPEN
+    done = [*messages, said("The import was missing; it is there now."), user(THANKS)]
+    assert state(done, BUG) is State.ANSWERED
+
+
 def test_what_the_user_turned_away_from_is_unknown_and_not_open() -> None:
     long = "There are two ways to do it, each with its own costs in time and in memory. " * 4
     messages = [user(BUG), said(f"{long} Which of them do you like?"), user("Please translate a poem.")]

@@ -25,7 +25,14 @@ STATES = {
             "| Change return flight to May 27 | changed | open |",
             "| Change return flight to May 27 | changed | done |",
         ),
-        ("| checked bag for the reservation | x | done |", "| checked bag for the reservation | x | open |"),
+        (
+            "| checked bag for the reservation | x | done |",
+            "| checked bag for the reservation | x | open then |",
+        ),
+        (
+            "| checked bag for the reservation | x | open |",
+            "| checked bag for the reservation | x | open then |",
+        ),
         ("| Translate the menu | x | open |", "| Translate the menu | x | unknown |"),
         ("| Translate the menu | x | done |", "| Translate the menu | x | done |"),
         (

@@ -193,7 +193,7 @@ def test_a_summary_calls_nothing_open_that_is_answered_and_nothing_done_that_is_
     hotel = [row for row in rows if "hotel in Bergen" in row]
     assert (len(flight), len(hotel)) == (1, 1), rows
     assert flight[0].endswith("| done |")
-    assert hotel[0].endswith("| open |")
+    assert hotel[0].endswith("| open then |")
 
 
 OPEN_IN_EVERY_FORM = """### A. Goal
