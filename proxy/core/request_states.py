@@ -122,14 +122,15 @@ def _find_claim(sentence: str) -> State | None:
 def _find_state(line: str, known: list[_Known]) -> State | None:
     """The state of the statement that a line is about; None where it is about none, or two that differ."""
     about = _words(line)
+    requests = (each for each in known if each.state is not State.TOLD)
     shares = [
-        (len(each.words & about) / len(each.words), each.state)
-        for each in known
-        if each.state is not State.TOLD
+        (len(shared) / len(each.words), len(shared), each.state)
+        for each in requests
+        for shared in [each.words & about]
     ]
-    best = max((share for share, _ in shares), default=0.0)
-    if best >= LEAST_SHARE:
-        found = {state for share, state in shares if share == best}
+    best = max((share[:2] for share in shares), default=(0.0, 0))  # of equal shares that of the most words
+    if best[0] >= LEAST_SHARE:
+        found = {state for *share, state in shares if tuple(share) == best}
         return found.pop() if len(found) == 1 else None
     return _find_told(about, known)
 

@@ -68,6 +68,16 @@ def test_rows_and_entries_tell_the_state_that_a_request_has(text: str, expected:
     assert correct_states(text, STATES) == expected
 
 
+def test_of_requests_that_a_line_holds_whole_that_of_the_most_words_counts() -> None:
+    states = {
+        (0, "Add a map command to the parser."): State.ANSWERED,
+        (1, "Add a map command to the parser that refreshes the index."): State.OPEN,
+    }
+    row = "| Add a map command to the parser that refreshes the index | x | {} |"
+
+    assert correct_states(row.format("open"), states) == row.format("open then")
+
+
 def test_without_known_requests_nothing_changes() -> None:
     assert correct_states("## Open\n- x\n", {}) == "## Open\n- x\n"
 
