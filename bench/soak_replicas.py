@@ -168,7 +168,12 @@ class Replicas:
                 cwd=self.folder, env={**settings, **SHORT, **ALLOCATOR},
                 stdout=asyncio.subprocess.PIPE, stderr=errors,
             )  # fmt: skip
-        address = await asyncio.wait_for(_listening(process), START_S)
+        try:
+            address = await asyncio.wait_for(_listening(process), START_S)
+        except BaseException:  # also where it is cancelled: the next replica writes to a log of this name
+            process.kill()
+            await process.communicate()
+            raise
         replica = Replica(process, address, self.folder, log, self.redis.port)
         self.started.append(replica)
         self.addresses.live.append(address)
@@ -179,8 +184,10 @@ class Replicas:
         while True:
             await asyncio.sleep(every_s * (0.5 + self.rng.random()))
             ending, begun_s = asyncio.create_task(replica.end()), time.monotonic()
-            await asyncio.sleep(NOTICED_S)
-            self.addresses.live.remove(replica.address)
+            try:
+                await asyncio.sleep(NOTICED_S)
+            finally:
+                self.addresses.live.remove(replica.address)
             if wrong := await ending:
                 self.wrong.append(wrong)
             self.counted["replicas replaced"] += 1

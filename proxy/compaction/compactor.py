@@ -41,7 +41,7 @@ OUTPUT_MARGIN_SHARES = (0.04, 0.01)
 OUTPUT_MARGIN_TOKENS = 64
 # Where an overflow error names no limit, the request is made this much smaller than what was refused.
 BLIND_SHARE = 0.7
-# Where it says what it counted, little is estimated: what matters may fill this share of the window.
+# Where it says what it counted, little is estimated: what matters is cut to this share of the window.
 TOLD_SHARE = 0.985
 # Why a round that was made is not applied.
 LONGER = "longer"
@@ -358,16 +358,16 @@ def _told(view: View, estimate: int, overflow: Overflow, refusals: int | None) -
     """
     if overflow.kind not in {"context", "context_output"}:
         return view
-    used, most = overflow.used, int(TOLD_SHARE * view.budget.prompt_limit)
+    used, told = overflow.used, int(TOLD_SHARE * view.budget.prompt_limit)
+    most, goal = max(view.most, told), told
     estimate = estimate or view.counted(view.messages)
     if used is None and overflow.limit is not None and refusals is not None:
         used, most = overflow.limit + 1, int(overflow.limit * TIGHT_SHARE**refusals)
+        goal = most
     elif used is None:
         return view
-    else:
-        most = max(view.most, most)
     anchor = anchored(view.prefixes, view.standing, estimate, used)
-    return view if anchor is None else replace(view, anchor=anchor, most=most)
+    return view if anchor is None else replace(view, anchor=anchor, most=most, goal=goal)
 
 
 def _may_be_sum(overflow: Overflow, calibration: Calibration, estimate: int, asked: int) -> bool:

@@ -60,7 +60,8 @@ def _room(view: View) -> tuple[int, int]:
     size, bound = view.size(view.effective), view.bound(view.effective)
     counted = max(1, view.counted(view.effective))
     room = view.budget.input_limit * counted // max(1, bound) - view.overhead
-    return room, view.most * counted // max(1, size) - view.overhead
+    most = min(view.most, view.goal or view.most)
+    return room, most * counted // max(1, size) - view.overhead
 
 
 def _ours(view: View) -> set[int]:

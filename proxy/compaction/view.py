@@ -48,6 +48,7 @@ class View:
         calibration: What the upstream's count is to ours.
         budget: What may be spent, calibrated.
         most: What could be taken at best, calibrated: nothing is kept free for the error of estimates.
+        goal: What is cut to where that does not fit: less than `most` after a refusal; 0: as much.
         earlier: The checkpoint in force.
         effective: The list with the checkpoint applied.
         place: Where the checkpoint is kept (`core.checkpoint.place`); empty for none.
@@ -76,6 +77,7 @@ class View:
     most: int
     earlier: Checkpoint | None
     effective: tuple[Message, ...]
+    goal: int = 0
     place: bytes = b""
     anchor: Anchor | None = None
     wishes: Wishes = NO_WISHES

@@ -37,7 +37,7 @@ from proxy.wishes import NotedInstruction, Wishes, Wishing
 TIGHT_SHARE = 0.85
 # What matters is cut only where the estimate is over the window by more than it may be wrong; if it was right
 # after all, the upstream refuses, and it is cut then. By the number of refusals so far.
-DOUBT_SHARES = (1.0, 0.985, 0.95, 0.85)
+DOUBT_SHARES = (1.0, 1.02, 0.95, 0.85)
 # The share before the upstream has reported what it counts.
 UNSURE_SHARE = 1.02
 # Shortened instructions of projects are held up to this many bytes.

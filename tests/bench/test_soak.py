@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,3 +132,25 @@ async def test_a_request_that_lost_or_gained_something_is_a_violation(soak: Any)
         " bytes of 1000",
         "not its own system message",
     ]
+
+
+async def test_a_replica_whose_start_is_cancelled_is_gone_and_writes_to_no_other_one_s_log(
+    soak: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("soak_replicas")
+    begun: asyncio.Future[asyncio.subprocess.Process] = asyncio.get_running_loop().create_future()
+
+    async def wait_forever(process: asyncio.subprocess.Process) -> None:
+        begun.set_result(process)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(module, "_listening", wait_forever)
+    redis = SimpleNamespace(url="redis://127.0.0.1:1", port=1)
+    replicas = soak.Replicas(tmp_path, 1, redis, soak.Addresses([]), random.Random(0))
+    start = asyncio.create_task(replicas.start())
+    process = await begun
+    assert process.returncode is None
+    start.cancel()
+    await asyncio.wait([start])
+    assert process.returncode is not None
+    assert (replicas.started, replicas.addresses.live) == ([], [])
