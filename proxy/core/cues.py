@@ -280,6 +280,11 @@ DONE_STATUS = re.compile(
     r"faite?s?|terminée?s?|conclu[ií]d[oa]s?|feit[oa]s?|готово|выполнен\w*|завершен\w*|erledigt\w*|fertig\w*|"
     r"abgeschlossen\w*)\b|已完成|已解决|完了|済み|पूर्ण|تم|সম্পন্ন|مکمل"
 )
+# What says how something is to be; in folded text.
+WISH = re.compile(
+    r"\b(?:should|must|needs? to|has to|have to|ought to|debería\w*|debe[ns]?|devrai\w*|doit|doivent|deve[mr]?\w*|"
+    r"sollte\w*|muss|müssen|долж\w+|нужно)\b|应该|必须|需要|べき|必要が|चाहिए|يجب|ينبغي|উচিত|চাই|چاہیے"
+)
 # What a user says, or pastes, of work that did not succeed; in folded text.
 FAILURE_REPORT = re.compile(
     r"\b(?:doesn't|does not|didn't|did not|isn't|is not|not|don't|do not) (?:work|working|help|change|apply|conform)\b|"

@@ -32,6 +32,8 @@ SUBSTANCE_CHARACTERS = 240
 QUOTED_CHARACTERS = 160
 # So many turns without a word on a failure or a promise end it, and so many leave a request unknown.
 LASTING_TURNS, WAITING_TURNS = 4, 12
+# A report of a failure is about an answered request if they share so many words, and so much of the shorter.
+SHARED_WORDS, SHARED_PART = 2, 0.25
 # Tools by which a model only talks to itself.
 THOUGHTS = frozenset({"think", "sequentialthinking", "sequential_thinking"})
 # A shorter sentence tells nothing of what came of a request, in characters.
@@ -208,6 +210,11 @@ def only_thanks(text: str, said: Sequence[Statement]) -> bool:
     return short and all(is_idle(each.text) for each in asks)
 
 
+def _refers_back(said: Sequence[Statement]) -> bool:
+    """Whether a user's message only has the assistant carry out what it proposed: it is about nothing else."""
+    return len(_subjects(said)) < SHARED_WORDS and not any(each.question for each in said)
+
+
 def _reports_failure(text: str) -> bool:
     """Whether a user's message says, or shows by what it pastes, that what was asked for did not succeed."""
     ends = (
@@ -230,15 +237,29 @@ def _is_request(each: Statement, said: Sequence[Statement], *, answers: bool) ->
         return False
     if each.kind is Kind.REQUEST or (each.question and each.kind is None):
         return True
+    if each.kind is None and cues.WISH.search(each.folded):
+        return True
     return each.kind is None and not answers and not any(other.kind is Kind.REQUEST for other in said)
+
+
+def _is_about(words: frozenset[str], request: frozenset[str]) -> bool:
+    shared = len(words & request)
+    return shared >= max(SHARED_WORDS, SHARED_PART * min(len(words), len(request)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A request that nobody has answered so far."""
+    """A request, which nobody has answered so far.
+
+    Attributes:
+        turn: Number of its user message.
+        said: The request.
+        about: What it is about, and where it tells too little, what its message is about.
+    """
 
     turn: int
     said: Statement
+    about: frozenset[str]
 
     @property
     def key(self) -> tuple[int, str]:
@@ -267,6 +288,7 @@ class _Reader:
         self.states: dict[tuple[int, str], State] = {}
         self.outcomes: dict[tuple[int, str], str] = {}
         self.waiting: list[_Waiting] = []
+        self.answered: list[_Waiting] = []
         self.failed: dict[str, tuple[int, int, Action]] = {}
         self.promised: tuple[int, int, str] | None = None
         self.before: _Turn | None = None
@@ -277,11 +299,15 @@ class _Reader:
         """Take in a message of a user: it settles what was asked before, and may ask for more."""
         if self.before is not None:
             self._settle(text, said, self.before)
+            if _reports_failure(text):
+                self._reopen(turn, said)
         asks = self.before is not None and self.before.reply is not None and self.before.reply.asks
         answers = asks or only_thanks(text, said)
+        about = _subjects(said)
         for each in said:
             if _is_request(each, said, answers=answers):
-                self.waiting.append(_Waiting(turn, each))
+                own = _subjects([each])
+                self.waiting.append(_Waiting(turn, each, own if len(own) > SHARED_WORDS else about))
             elif not each.label:
                 self.states[turn, each.text] = State.TOLD
         self._leave(self.waiting[:-MAX_WAITING])
@@ -321,7 +347,9 @@ class _Reader:
             unmended = any(then == self.turn for then, _, _ in self.failed.values())
             if unmended and not self._has_written(before):
                 asks_again = any(each.question or each.kind is Kind.REQUEST for each in said)
-                self._leave(self.waiting if asks_again else [])
+                self._leave([each for each in self.waiting if asks_again and each.turn < self.turn])
+                return
+            if _refers_back(said) and not self._has_written(before):
                 return
             self._answer(self.waiting, reply)
             return
@@ -344,8 +372,20 @@ class _Reader:
             self.states[each.key] = State.ANSWERED
             if told:
                 self.outcomes[each.key] = told
+        self.answered = [*self.answered, *requests][-MAX_WAITING:]
         self._drop(requests)
         self.done.clear()
+
+    def _reopen(self, turn: int, said: Sequence[Statement]) -> None:
+        """Take what was answered and a report of a failure is about for unanswered again."""
+        words = _subjects(said)
+        recent = (each for each in self.answered if turn - each.turn <= WAITING_TURNS)
+        about = [each for each in recent if _is_about(words, each.about)]
+        for each in about:
+            self.states.pop(each.key, None)
+            self.outcomes.pop(each.key, None)
+        self.answered = [each for each in self.answered if each not in about]
+        self.waiting = sorted([*self.waiting, *about], key=lambda each: each.turn)
 
     def _leave(self, requests: Sequence[_Waiting]) -> None:
         for each in requests:
