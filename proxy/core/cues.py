@@ -280,6 +280,14 @@ DONE_STATUS = re.compile(
     r"faite?s?|terminée?s?|conclu[ií]d[oa]s?|feit[oa]s?|готово|выполнен\w*|завершен\w*|erledigt\w*|fertig\w*|"
     r"abgeschlossen\w*)\b|已完成|已解决|完了|済み|पूर्ण|تم|সম্পন্ন|مکمل"
 )
+# What has somebody carry out what was proposed; in folded text.
+APPROVAL = re.compile(
+    r"(?:(?:yes|yeah|yep|ok|okay|sure|great|good|please|then|now|and|sí|oui|sim|да|ja)\b[,.! ]*+)*+"
+    r"(?:(?:do|try|apply|implement|fix|use) (?:it|that|this|so|them|those|these)\b|"
+    r"make (?:it so|(?:it|that|this|those|these|the) (?:changes?|edits?))|go ahead|proceed|continue|go on|hazlo|"
+    r"adelante|contin[uú]a|fais[- ]le|vas-y|faça|prossiga|сделай|давай|продолжай|mach (?:das|es|weiter)|weiter)\b|"
+    r"做吧|继续|やって|続けて|करो|जारी|افعل|تابع|করো|চালিয়ে|کرو|جاری"
+)
 # What says how something is to be; in folded text.
 WISH = re.compile(
     r"\b(?:should|must|needs? to|has to|have to|ought to|debería\w*|debe[ns]?|devrai\w*|doit|doivent|deve[mr]?\w*|"

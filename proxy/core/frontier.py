@@ -6,6 +6,7 @@ state is unknown, and what is unknown is not called open.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,22 +25,28 @@ from proxy.core.statements import Statement, folded, statements
 MAX_WAITING = 64
 # What of a reply is looked at: its ends, in characters, and so many sentences of it.
 REPLY_CHARACTERS, LAST_SENTENCES = 2_000, 4
-# A message that only thanks is no longer, in characters.
-THANKS_CHARACTERS = 300
+# A message that only thanks, or only approves, is no longer, in characters.
+THANKS_CHARACTERS, APPROVAL_CHARACTERS = 300, 60
 # A reply that says so much beside its question has answered something, in characters.
 SUBSTANCE_CHARACTERS = 240
 # Quoted of a reply as what came of a request, of a question, and of a promise, in characters.
 QUOTED_CHARACTERS = 160
 # So many turns without a word on a failure or a promise end it, and so many leave a request unknown.
 LASTING_TURNS, WAITING_TURNS = 4, 12
+# A line that so many messages of at least so many statements hold is printed by a program.
+PRINTED_TIMES, PRINTED_STATEMENTS = 3, 4
 # A report of a failure is about an answered request if they share so many words, and so much of the shorter.
 SHARED_WORDS, SHARED_PART = 2, 0.25
 # Tools by which a model only talks to itself.
 THOUGHTS = frozenset({"think", "sequentialthinking", "sequential_thinking"})
+# A last line of fewer words may end without a stop.
+LEAST_BROKEN_WORDS = 8
 # A shorter sentence tells nothing of what came of a request, in characters.
 LEAST_RESULT = 12
 
 _SENTENCE = re.compile(r"(?<=[.!?:])[\"')*_]*\s+|(?<=[。！？])\s*|\n+")  # noqa: RUF001 - stops of other scripts
+_STOP = re.compile(r"[.!?:][\"')*_]?\s")
+_ITEM = re.compile(r"[ \t]*(?:[-*+•#|>`]|\d{1,3}[.)])")
 _FENCE = re.compile(r"^[ \t]*```.*?(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 _ASKING = re.compile(r"[?？؟][\"')*_ ]*\Z")  # noqa: RUF001
 # What looks more like a program than like prose.
@@ -210,9 +217,9 @@ def only_thanks(text: str, said: Sequence[Statement]) -> bool:
     return short and all(is_idle(each.text) for each in asks)
 
 
-def _refers_back(said: Sequence[Statement]) -> bool:
-    """Whether a user's message only has the assistant carry out what it proposed: it is about nothing else."""
-    return len(_subjects(said)) < SHARED_WORDS and not any(each.question for each in said)
+def _approves(text: str) -> bool:
+    """Whether a user's message only has the assistant carry out what it proposed."""
+    return len(text) <= APPROVAL_CHARACTERS and cues.APPROVAL.match(folded(text)) is not None
 
 
 def _reports_failure(text: str) -> bool:
@@ -245,6 +252,11 @@ def _is_request(each: Statement, said: Sequence[Statement], *, answers: bool) ->
 def _is_about(words: frozenset[str], request: frozenset[str]) -> bool:
     shared = len(words & request)
     return shared >= max(SHARED_WORDS, SHARED_PART * min(len(words), len(request)))
+
+
+def _is_reason(each: Statement) -> bool:
+    """Whether a statement in front of a request says what the request is about."""
+    return each.kind is None and not each.label and len(each.words) > SHARED_WORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +301,7 @@ class _Reader:
         self.outcomes: dict[tuple[int, str], str] = {}
         self.waiting: list[_Waiting] = []
         self.answered: list[_Waiting] = []
+        self.times: Counter[str] = Counter()
         self.failed: dict[str, tuple[int, int, Action]] = {}
         self.promised: tuple[int, int, str] | None = None
         self.before: _Turn | None = None
@@ -304,8 +317,14 @@ class _Reader:
         asks = self.before is not None and self.before.reply is not None and self.before.reply.asks
         answers = asks or only_thanks(text, said)
         about = _subjects(said)
-        for each in said:
-            if _is_request(each, said, answers=answers):
+        printed = self._find_printed(said)
+        asked = {
+            number
+            for number, each in enumerate(said)
+            if each.text not in printed and _is_request(each, said, answers=answers)
+        }
+        for number, each in enumerate(said):
+            if number in asked or (number + 1 in asked and _is_reason(each)):
                 own = _subjects([each])
                 self.waiting.append(_Waiting(turn, each, own if len(own) > SHARED_WORDS else about))
             elif not each.label:
@@ -339,19 +358,10 @@ class _Reader:
             self._answer(self.waiting, reply)
             self._forget_failures()
             return
-        if reply is None:
-            return
-        if _reports_failure(text):
+        if reply is None or _reports_failure(text):
             return
         if not reply.asks:
-            unmended = any(then == self.turn for then, _, _ in self.failed.values())
-            if unmended and not self._has_written(before):
-                asks_again = any(each.question or each.kind is Kind.REQUEST for each in said)
-                self._leave([each for each in self.waiting if asks_again and each.turn < self.turn])
-                return
-            if _refers_back(said) and not self._has_written(before):
-                return
-            self._answer(self.waiting, reply)
+            self._settle_told(text, said, before)
             return
         if self._has_written(before):
             self._answer([each for each in self.waiting if not each.said.words & reply.asked], reply)
@@ -359,6 +369,16 @@ class _Reader:
         goes_on = any(each.kind is Kind.REQUEST for each in said) and not _subjects(said) & reply.words
         if reply.has_substance and goes_on and not self.failed:
             self._leave(self.waiting)
+
+    def _settle_told(self, text: str, said: Sequence[Statement], before: _Turn) -> None:
+        """What a reply without a question has answered."""
+        if self._has_written(before):
+            self._answer(self.waiting, before.reply)
+        elif any(then == self.turn for then, _, _ in self.failed.values()):
+            asks_again = any(each.question or each.kind is Kind.REQUEST for each in said)
+            self._leave([each for each in self.waiting if asks_again and each.turn < self.turn])
+        elif not _approves(text):
+            self._answer(self.waiting, before.reply)
 
     @staticmethod
     def _has_written(turn: _Turn) -> bool:
@@ -375,6 +395,12 @@ class _Reader:
         self.answered = [*self.answered, *requests][-MAX_WAITING:]
         self._drop(requests)
         self.done.clear()
+
+    def _find_printed(self, said: Sequence[Statement]) -> frozenset[str]:
+        """Lines that a program prints into a user's messages: they stand in many, each time among others."""
+        texts = frozenset(each.text for each in said) if len(said) >= PRINTED_STATEMENTS else frozenset()
+        self.times.update(texts)
+        return frozenset(text for text in texts if self.times[text] >= PRINTED_TIMES)
 
     def _reopen(self, turn: int, said: Sequence[Statement]) -> None:
         """Take what was answered and a report of a failure is about for unanswered again."""
@@ -432,6 +458,15 @@ def _failure_key(action: Action) -> str:
     return f"{action.tool} {value if name else ' '.join(value.split()[:2])}"
 
 
+def _is_cut_off(text: str) -> bool:
+    """Whether a reply breaks off: it ends in the middle of a sentence, though it ends others, or of code."""
+    text = text[-REPLY_CHARACTERS:].rstrip()
+    last = text.rpartition("\n")[2]
+    if not text or not text[-1].islower() or _ITEM.match(last) or len(last.split()) < LEAST_BROKEN_WORDS:
+        return False
+    return _STOP.search(text) is not None or last.count("`") % 2 == 1
+
+
 def _follow(
     messages: Sequence[Message], start: int, stop: int, act: Act, replied: Callable[[str], Reply]
 ) -> _Turn:
@@ -449,7 +484,7 @@ def _follow(
             ended = False
         elif message.role == "assistant":
             made.update((call.id, (at, call)) for call in message.calls if call.name.lower() not in THOUGHTS)
-            ended = not message.calls and bool(message.text.strip())
+            ended = not message.calls and bool(message.text.strip()) and not _is_cut_off(message.text)
             if ended:
                 found.reply, found.at = replied(message.text), at
     found.actions += [(at, act(call, None)) for at, call in made.values()]
