@@ -51,6 +51,8 @@ _FENCE = re.compile(r"^[ \t]*```.*?(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MUL
 _ASKING = re.compile(r"[?？؟][\"')*_ ]*\Z")  # noqa: RUF001
 # What looks more like a program than like prose.
 _CODE = re.compile(r"\w\(\)|[{};=]|\w\.\w+\(|^\S+\Z")
+# A bare command of the client, and what git tells of a commit.
+_TYPED = re.compile(r"/\S*\Z|commit [0-9a-f]{7,40} \w+(?:\([^)]{0,40}\))?!?:")
 _MARKUP = re.compile(r"[*`#>]+|\b_|_\b")
 
 
@@ -240,7 +242,7 @@ def _is_request(each: Statement, said: Sequence[Statement], *, answers: bool) ->
         said: All statements of its message.
         answers: Whether the message answers a question, or thanks.
     """
-    if each.label or is_idle(each.text):
+    if each.label or is_idle(each.text) or _TYPED.match(each.folded):
         return False
     if each.kind is Kind.REQUEST or (each.question and each.kind is None):
         return True
