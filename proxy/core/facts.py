@@ -78,7 +78,7 @@ _TARGET = r"([\w~./@+-]{2,160})"
 _SHELL = (
     (
         "modified",
-        re.compile(rf"(?<![>&\d])>>?\s*{_TARGET}|\b(?:sed\s+-i\S*\s+\S{{1,200}}|tee(?: -a)?)\s+{_TARGET}"),
+        re.compile(rf"(?<![>&\d=-])>>?\s*{_TARGET}|\b(?:sed\s+-i\S*\s+\S{{1,200}}|tee(?: -a)?)\s+{_TARGET}"),
     ),
     ("deleted", re.compile(rf"\brm\s+(?:-\w+\s+)*{_TARGET}")),
     ("created", re.compile(rf"\b(?:touch|mkdir(?: -p)?)\s+{_TARGET}")),

@@ -313,9 +313,12 @@ class _Reader:
     def read_user(self, turn: int, text: str, said: Sequence[Statement]) -> None:
         """Take in a message of a user: it settles what was asked before, and may ask for more."""
         if self.before is not None:
-            self._settle(text, said, self.before)
-            if _reports_failure(text):
-                self._reopen(turn, said)
+            reports, words = _reports_failure(text), _subjects(said)
+            failed = self._find_answered(turn, words) if reports else []
+            is_elsewhere = bool(failed) and not any(_is_about(words, each.about) for each in self.waiting)
+            if not reports or is_elsewhere or only_thanks(text, said):
+                self._settle(text, said, self.before)
+            self._reopen(failed)
         asks = self.before is not None and self.before.reply is not None and self.before.reply.asks
         answers = asks or only_thanks(text, said)
         about = _subjects(said)
@@ -360,7 +363,7 @@ class _Reader:
             self._answer(self.waiting, reply)
             self._forget_failures()
             return
-        if reply is None or _reports_failure(text):
+        if reply is None:
             return
         if not reply.asks:
             self._settle_told(text, said, before)
@@ -404,16 +407,18 @@ class _Reader:
         self.times.update(texts)
         return frozenset(text for text in texts if self.times[text] >= PRINTED_TIMES)
 
-    def _reopen(self, turn: int, said: Sequence[Statement]) -> None:
-        """Take what was answered and a report of a failure is about for unanswered again."""
-        words = _subjects(said)
+    def _find_answered(self, turn: int, words: frozenset[str]) -> list[_Waiting]:
+        """The answered requests of the last turns that words are about."""
         recent = (each for each in self.answered if turn - each.turn <= WAITING_TURNS)
-        about = [each for each in recent if _is_about(words, each.about)]
-        for each in about:
+        return [each for each in recent if _is_about(words, each.about)]
+
+    def _reopen(self, requests: Sequence[_Waiting]) -> None:
+        """Take what was answered for unanswered again."""
+        for each in requests:
             self.states.pop(each.key, None)
             self.outcomes.pop(each.key, None)
-        self.answered = [each for each in self.answered if each not in about]
-        self.waiting = sorted([*self.waiting, *about], key=lambda each: each.turn)
+        self.answered = [each for each in self.answered if each not in requests]
+        self.waiting = sorted([*self.waiting, *requests], key=lambda each: each.turn)
 
     def _leave(self, requests: Sequence[_Waiting]) -> None:
         for each in requests:
@@ -430,9 +435,7 @@ class _Reader:
 
     def _tell_outcome(self, reply: Reply | None) -> str:
         """What came of what was asked: the newest calls that changed something, else what the reply says."""
-        tools = dict.fromkeys(
-            " ".join(filter(None, [action.tool, action.target[1]])) for _, action in self.done[-3:]
-        )
+        tools = dict.fromkeys(_name_call(action) for _, action in self.done[-3:])
         if tools:
             return one_line("done: " + ", ".join(tools), QUOTED_CHARACTERS)
         return reply.result if reply is not None else ""
@@ -448,6 +451,12 @@ class _Reader:
         if self.before is not None and self.before.reply is not None and self.before.reply.question:
             found.append(LooseEnd("asked back", self.before.reply.question, self.before.at))
         yield from sorted(found, key=lambda each: each.at)
+
+
+def _name_call(action: Action) -> str:
+    """A tool and the thing that it was called with; a path needs no name."""
+    name, value = action.arguments[0] if action.arguments else ("", "")
+    return " ".join(filter(None, [action.tool, "" if "/" in value or "." in value else name, value]))
 
 
 def _told(action: Action) -> str:

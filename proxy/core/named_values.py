@@ -139,7 +139,7 @@ def _is_telling(value: Value, *, label: str, name: str, is_short: bool) -> bool:
     """Whether a value in prose, or in what a program prints, tells a reader anything."""
     text = value.text
     if value.kind == "host":
-        return not _ATTRIBUTE.match(text)
+        return not _ATTRIBUTE.match(text) and (bool(label) or text != "localhost")
     if value.kind == "code":
         is_loud = text.isupper() or "-" in text or "_" in text
         return _is_made(text) and bool(label or ((is_short or name) and is_loud))

@@ -102,6 +102,95 @@ def test_what_the_user_says_has_failed_stays_open(report: str) -> None:
     assert state(done, BUG) is State.ANSWERED
 
 
+FLIGHTS = "Please sort the flights in the table by price."
+LOGIN = "The login bug is still there, it does not work with a token."
+
+
+def test_an_answered_request_that_has_failed_later_is_open_again() -> None:
+    done = [user(BUG), said("The login works again."), user(FLIGHTS), said("They are sorted.")]
+    messages = [*done, user(DOCS), said("The docs are new."), user(LOGIN)]
+
+    assert state(messages, BUG) is State.OPEN
+    assert state(messages, FLIGHTS) is State.ANSWERED
+    assert (0, BUG) not in read_frontier(messages).outcomes
+    assert state([*messages, said("The token is read now."), user(THANKS)], BUG) is State.ANSWERED
+
+
+def test_a_failure_is_about_the_whole_message_of_a_request_that_tells_little() -> None:
+    messages = [
+        user("/add the cart\nwrite a test for that"),
+        said("There is a test now."),
+        user(DOCS),
+        said("The docs are new."),
+        user("The test of the cart does not work."),
+    ]
+
+    assert state(messages, "write a test for that") is State.OPEN
+    assert state(messages, DOCS) is State.ANSWERED
+    assert state([*messages[:-1], user("That does not work.")], DOCS) is State.OPEN
+
+
+@pytest.mark.parametrize("approval", ["do that", "ok, go ahead", "yes, make that change", "继续", "hazlo"])
+def test_what_was_only_proposed_stays_open_while_it_is_carried_out(approval: str) -> None:
+    messages = [user(BUG), said("The token has to be read first, in login.py."), user(approval)]
+
+    assert state(messages, BUG) is State.OPEN
+    assert state([*messages, said("It is read first now."), user(THANKS)], BUG) is State.ANSWERED
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "I see the cause. The token of the login is read too late, so that the call",
+        "So `login.read()` is called, which should then call the `tok",
+    ],
+)
+def test_a_reply_that_breaks_off_answers_nothing(broken: str) -> None:
+    messages = [user(BUG), said(broken), user("Also look at b.py.")]
+
+    assert state(messages, BUG) is State.OPEN
+
+
+def test_a_reply_that_ends_in_a_list_has_an_end() -> None:
+    listed = "This is new. It has three parts:\n- the token of the login is read before anything else is"
+
+    assert state([user(BUG), said(listed), user(DOCS)], BUG) is State.ANSWERED
+
+
+def test_the_sentence_in_front_of_a_request_is_part_of_it() -> None:
+    reason = "i think the queue shows lines of the table that are too wide."
+    messages = [user(f"{reason} Please look into it.")]
+
+    assert state(messages, reason) is State.OPEN
+
+
+@pytest.mark.parametrize("wish", ["`find_blocks` should also scan for bash.", "`find_blocks` 应该扫描"])
+def test_a_wish_beside_a_request_is_one_too(wish: str) -> None:
+    assert state([user(f"{FLIGHTS}\n{wish}\nThat is all.")], wish) is State.OPEN
+
+
+def test_bare_commands_and_lines_that_programs_print_are_no_requests() -> None:
+    printed = 'Use /help <question> for help, run "tool --help" to see arguments'
+    commit = "Commit e84418f feat: add a test for the cart"
+    lines = [printed, "Model: m-1", "Repo: .git with 300 files", commit, "/diff"]
+    messages = [
+        each
+        for wanted in (BUG, DOCS, FLIGHTS)
+        for each in (user("\n".join([*lines, wanted])), *call("read", {"path": wanted}, "x"))
+    ]
+    found = read_frontier(messages).states
+
+    assert [found[2, text] for text in (printed, commit, "/diff")] == [State.TOLD] * 3
+    assert found[2, FLIGHTS] is State.OPEN
+
+
+def test_a_request_whose_call_has_failed_stays_open_where_the_user_asks_again() -> None:
+    failed = call("book", {"flight": "HAT052"}, "Error: no seats")
+    messages = [user(FLIGHTS), *failed, said("There are no seats."), user("Can you take another one?")]
+
+    assert state(messages, FLIGHTS) is State.OPEN
+
+
 def test_what_the_user_turned_away_from_is_unknown_and_not_open() -> None:
     long = "There are two ways to do it, each with its own costs in time and in memory. " * 4
     messages = [user(BUG), said(f"{long} Which of them do you like?"), user("Please translate a poem.")]
@@ -136,6 +225,9 @@ def test_what_came_of_a_request_is_the_write_and_else_the_reply() -> None:
         said("The login works again."),
         user("Tell me the size of the cache."),
         said("The cache holds 40 entries at most."),
+        user(DOCS),
+        *call("publish", {"user_id": "mia_3668"}, "ok"),
+        said("They are out."),
         user(THANKS),
     ]
     outcomes = {text: told for (_, text), told in read_frontier(messages).outcomes.items()}
@@ -143,6 +235,7 @@ def test_what_came_of_a_request_is_the_write_and_else_the_reply() -> None:
     assert outcomes == {
         BUG: "done: edit login.py",
         "Tell me the size of the cache.": "The cache holds 40 entries at most.",
+        DOCS: "done: publish user_id mia_3668",
     }
 
 

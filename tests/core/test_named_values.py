@@ -50,6 +50,8 @@ def test_json_is_read_by_its_keys() -> None:
         ("due: 2027-05-01", [("due", "2027-05-01")]),
         ("at 2027-05-01T09:08:54 it began", []),
         ('"address12": broken', []),
+        ("it runs on localhost here", []),
+        ("database: localhost", [("database", "localhost")]),
         ("see a.b1234c or x/HAT084", [("", "x/HAT084")]),
         ("--flag22 is on", []),
         ("pi-monorepo@0.0.2", []),

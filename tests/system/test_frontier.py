@@ -140,6 +140,27 @@ def test_answered_requests_are_not_open_and_the_one_under_way_is(tmp_path: Path)
     assert "receipt" not in wanted
 
 
+def test_a_request_whose_answer_has_failed_is_open_again_and_others_are_not(tmp_path: Path) -> None:
+    table = "Please sort the flights in the table by price."
+    sent = [
+        user("Good morning, this is about the pages of my trip."),
+        reply("Good morning. The pages are at hand."),
+        user(table),
+        *call("edit_page", {"page": "flights"}, "ok"),
+        reply("The table is sorted by price."),
+        user(HOTEL),
+        *call("edit_page", {"page": "hotel"}, "ok"),
+        reply("The hotel is on the harbour side."),
+        user("The flights are still not in order: sorting the table by price does not work."),
+        *reads(9),
+        reply("There is a second table. Which of them do you mean?"),
+        user("The upper one."),
+    ]
+    opened = find_section(find_ledger(forward(tmp_path, sent)), "Open requests:")
+    assert [line for line in opened if table in line], opened
+    assert [line for line in opened if HOTEL in line] == [], opened
+
+
 def test_what_was_asked_is_kept_with_what_came_of_it(tmp_path: Path) -> None:
     observed = find_section(find_ledger(forward(tmp_path, TRIP)), OBSERVED)
     booked = [line for line in observed if line.startswith("done: book_flight")]
@@ -147,7 +168,7 @@ def test_what_was_asked_is_kept_with_what_came_of_it(tmp_path: Path) -> None:
     assert all(word in booked[0] for word in ("TP742", "gift_card_5519", "→ done", "ZQ4T8M"))
     asked = [line for line in observed if line.startswith("answered: ") and FLIGHT in line]
     assert len(asked) == 1, observed
-    assert "→ done: book_flight TP742" in asked[0]
+    assert "→ done: book_flight flight_number TP742" in asked[0]
 
 
 def test_observed_values_are_whole_and_named_by_what_they_belong_to(tmp_path: Path) -> None:
