@@ -121,6 +121,7 @@ _ERROR_KEYS = ("error", "errors", "exception", "error_message")
 _STATUS_KEYS = ("status", "result", "state", "outcome")
 _FAILING = frozenset({"error", "failed", "failure", "fail", "denied", "rejected", "invalid", "unsuccessful"})
 _TOLD_KEYS = ("id", "status", "order_id", "ticket_id", "booking_id", "reservation_id", "confirmation")
+_ID = re.compile(r"(?=\D{0,40}\d)[\w.-]{2,40}")
 _OLD_KEY = re.compile(r"old(?:_?(?:str|string|text|content|code))?\Z", re.IGNORECASE)
 _NEW_KEY = re.compile(r"new(?:_?(?:str|string|text|content|code))?\Z", re.IGNORECASE)
 _BULKY = frozenset(
@@ -431,7 +432,8 @@ def list_actions(actions: Sequence[tuple[int, Action]], characters: int) -> Iter
     Args:
         actions: The calls, each with the index of its message.
         characters: Room for all items. An item is short where the whole one leaves too little for those
-            behind it, of which the short forms may take half of the room. The last items may exceed it.
+            behind it, of which the short forms may take half of the room. One with the values that have a
+            digit, such as ids, stands between the two. The last items may exceed it.
     """
     groups = [tuple(action for _, action in group) for group in _group_calls(actions)]
     briefs = [f"- {defanged(describe_briefly(calls[-1]))}" for calls in groups]
@@ -439,8 +441,11 @@ def list_actions(actions: Sequence[tuple[int, Action]], characters: int) -> Iter
     for calls, brief in zip(groups, briefs, strict=True):
         rest -= len(brief) + 1
         most = characters - min(rest, max(0, characters) // 2) - 1
-        line = f"- {defanged(_describe(calls, most - len('- ')))}"
-        line = line if len(line) <= most else brief
+        whole = f"- {defanged(_describe(calls, most - len('- ')))}"
+        line = next(
+            (each for each in (whole, f"- {defanged(_describe_by_ids(calls[-1]))}") if len(each) <= most),
+            brief,
+        )
         characters -= len(line) + 1
         yield line
 
@@ -457,6 +462,12 @@ def _group_calls(actions: Sequence[tuple[int, Action]]) -> list[list[tuple[int, 
 def describe_briefly(action: Action) -> str:
     """Returns which tool did something with which thing, and how it ended."""
     return " ".join(filter(None, [*action.target, "→", action.outcome]))
+
+
+def _describe_by_ids(action: Action) -> str:
+    """Which tool did something with which things, by their values alone, and how it ended."""
+    ids = [value for _, value in action.arguments[1:] if _ID.fullmatch(value)]
+    return " ".join(filter(None, [*action.target, *dict.fromkeys(ids), "→", action.outcome]))
 
 
 def _describe(group: Sequence[Action], characters: int) -> str:

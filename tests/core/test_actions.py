@@ -212,3 +212,11 @@ def test_listed_calls_leave_room_for_the_short_forms_of_those_behind_them() -> N
         "- pay B2 → done",
         "- pay B1 → done",
     ]
+
+
+def test_a_listed_call_without_room_for_all_still_shows_its_ids() -> None:
+    given = {"id": "JG7FMM", "flights": ["HAT028", "HAT277"], "payment": "card_39", "reason": "plan"}
+    actions = [(0, act("update_reservation", {**given, "note": "as the traveller has wished for it"}, "{}"))]
+
+    assert list(list_actions(actions, 75)) == ["- update_reservation JG7FMM HAT028 HAT277 card_39 → done"]
+    assert list(list_actions(actions, 50)) == ["- update_reservation JG7FMM → done"]
