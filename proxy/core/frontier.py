@@ -37,6 +37,8 @@ LASTING_TURNS, WAITING_TURNS = 4, 12
 PRINTED_TIMES, PRINTED_STATEMENTS = 3, 4
 # A report of a failure is about an answered request if they share so many words, and so much of the shorter.
 SHARED_WORDS, SHARED_PART = 2, 0.25
+# A report about more words is pasted, and shares some with many requests: only the last turns count.
+PASTED_WORDS = 40
 # Tools by which a model only talks to itself.
 THOUGHTS = frozenset({"think", "sequentialthinking", "sequential_thinking"})
 # A last line of fewer words may end without a stop.
@@ -409,7 +411,8 @@ class _Reader:
 
     def _find_answered(self, turn: int, words: frozenset[str]) -> list[_Waiting]:
         """The answered requests of the last turns that words are about."""
-        recent = (each for each in self.answered if turn - each.turn <= WAITING_TURNS)
+        turns = LASTING_TURNS if len(words) > PASTED_WORDS else WAITING_TURNS
+        recent = (each for each in self.answered if turn - each.turn < turns)
         return [each for each in recent if _is_about(words, each.about)]
 
     def _reopen(self, requests: Sequence[_Waiting]) -> None:
