@@ -38,7 +38,7 @@ PRINTED_TIMES, PRINTED_STATEMENTS = 3, 4
 # A report of a failure is about an answered request if they share so many words, and so much of the shorter.
 SHARED_WORDS, SHARED_PART = 2, 0.25
 # A report about more words is pasted, and shares some with many requests: only the last turns count.
-PASTED_WORDS = 40
+PASTED_WORDS = 80
 # Tools by which a model only talks to itself.
 THOUGHTS = frozenset({"think", "sequentialthinking", "sequential_thinking"})
 # A last line of fewer words may end without a stop.
