@@ -21,7 +21,7 @@ from proxy.guard import contained
 from proxy.logs import NOT_OBSERVED
 
 # Larger requests are in no hurry to be listed: they will soon be read anyway.
-MAX_BYTES = 65_536
+MAX_BYTES = 262_144
 # What is read in a second, in bytes, and at once after a rest. A request counts as so many bytes more.
 BYTES_PER_S = 524_288
 BURST_BYTES = 1_048_576
@@ -83,7 +83,7 @@ class UnreadConversations:
     async def _found(self, tenant: str, raw: bytes, client: str) -> str | None:
         dialect, body = self._dialect, read(raw, self._dialect)
         messages = tuple(map(dialect.message, body.messages))
-        client = client or find_client_by_members(body.prompt_members) or find_client_of(messages)
+        client = find_client_by_members(body.prompt_members) or find_client_of(messages) or client
         if client:
             messages = drop_instructions(messages, client, dialect.message)
         messages = tuple(each for each in messages if not each.privileged)

@@ -328,3 +328,25 @@ def test_replicas_agree_which_conversation_a_request_continues(tmp_path: Path, p
                     send((one, other)[number % 2], wire, wire.request(turns))
             listed = await_listed(other, lambda found: sizes(found) == [6, 6])
     assert sizes(listed) == [6, 6]
+
+
+def test_a_session_that_has_grown_below_the_gate_and_is_restored_is_one(
+    tmp_path: Path, provider: Provider
+) -> None:
+    repository = [
+        ("user", "Here are summaries of some files present in my git repository.\nqueue.py"),
+        ("assistant", "Ok, I won't try and edit those files without asking first."),
+    ]
+    config = {"server": {"admin_key": ADMIN_KEY}, "models": {"*": {"window": 400_000}}}
+    with run_proxy(tmp_path, provider.url, config) as proxy:
+        told: list[Turn] = []
+        for step in range(1, 25):
+            told.append(("user", f"Go on with line {step}."))
+            send(proxy, WIRES["chat"], WIRES["chat"].request(repository + told, tools=False))
+            await_listed(proxy, partial(has_sizes, [step]))
+            told.append(("assistant", f"Step {step}: {LONG}"))
+        kept = [("user", "I spoke to you previously about a number of things.\nReports."), *told[-8:]]
+        restored = [*repository, *kept, ("user", "Now write the tests.")]
+        send(proxy, WIRES["chat"], WIRES["chat"].request(restored, tools=False))
+        listed = await_listed(proxy, partial(has_sizes, [25]))
+    assert sizes(listed) == [25]
