@@ -128,9 +128,9 @@ class _Request:
         return map(self._digest, self._messages[start:stop])
 
     @cached_property
-    def earlier_digests(self) -> frozenset[str]:
-        """Digests of all its messages but the last."""
-        return frozenset(map(self._digest, self._messages[:-1]))
+    def earlier_digests(self) -> dict[str, int]:
+        """Digests of all its messages but the last, each with the index where it stands last."""
+        return {digest: index for index, digest in enumerate(map(self._digest, self._messages[:-1]))}
 
     def _digest(self, message: Message) -> str:
         """The digest of a message. aider adds white space to what it reads from its history."""
@@ -155,7 +155,7 @@ class _Request:
         None if it lacks messages of the head, nothing has been cleared, or tools have said something else.
         """
         last = self.outline_places.get(head.outline)
-        if last is None or _short(self._prefixes[last]) == head.prefix:
+        if last is None or last + 1 < len(head.tail) or _short(self._prefixes[last]) == head.prefix:
             return None
         start = last + 1 - len(head.tail)
         for index, digest in zip(range(start, last + 1), self.digests(start, last + 1), strict=True):
@@ -420,11 +420,18 @@ def _has_moved(head: Head, request: _Request, last_common: int) -> bool:
     """
     at = request.places[head.tail[last_common][0]] if last_common >= 0 else -1
     moved = {digest for _, digest in head.tail[last_common + 1 :]}
-    if 0 <= at < request.answered_at and not moved <= request.earlier_digests:
+    if 0 <= at < request.answered_at and not moved <= request.earlier_digests.keys():
         return False
     places = (place for each in head.openings for place in request.user_texts.get(each, ()) if place > at)
     place = min(places, default=None)
-    return place is not None and moved.issuperset(request.digests(at + 1, place))
+    if (
+        place is None
+        or place - at > MAX_MOVED_MESSAGES
+        or not moved.issuperset(request.digests(at + 1, place))
+    ):
+        return False
+    # What stood around that message has moved behind it, at least a part of it; or there was nothing.
+    return len(moved) == 1 or any(request.earlier_digests.get(each, at) > place for each in moved)
 
 
 def _is_rewritten(head: Head, request: _Request, own: AbstractSet[str]) -> bool:
@@ -438,11 +445,11 @@ def _is_rewritten(head: Head, request: _Request, own: AbstractSet[str]) -> bool:
     if len(own) < LEAST_FOUND:
         return False
     said = any(each in request.user_texts for each in head.openings)
-    found = len(own & request.earlier_digests) + said
+    found = len(own & request.earlier_digests.keys()) + said
     if request.is_part and found >= max(LEAST_FOUND, len(head.tail) // 2):
         return True
     *earlier, (_, last) = head.tail
-    is_found = request.earlier_digests.issuperset(digest for _, digest in earlier)
+    is_found = all(digest in request.earlier_digests for _, digest in earlier)
     return request.has_answer and is_found and (said or last in request.earlier_digests)
 
 

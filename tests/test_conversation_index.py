@@ -185,6 +185,14 @@ async def test_a_conversation_that_says_later_what_another_says_now_is_not_that_
     assert await find(one, said(*EXAMPLES, "Hello", "Hi.", "And now?")) == first
 
 
+async def test_a_question_that_another_asked_later_shows_no_moved_messages(replicas: Replicas) -> None:
+    one, _ = replicas
+    first = await find(one, said(*EXAMPLES, "Good morning", "Hello!", "What do I owe?"))
+    # The first request of the other one was too large to be listed, or came while the process was busy.
+    other = said(*EXAMPLES, "What do I owe?", "Nothing.", "Thanks", "Bye.", "And now?")
+    assert await find(one, other) != first
+
+
 async def test_texts_behind_one_line_are_two_conversations(replicas: Replicas) -> None:
     one, _ = replicas
     first = await find(one, said(*EXAMPLES, "Summarise this text:\nAnn owes nothing."))
