@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-# Reserves may take no more than a quarter of a window, so that small windows work too (DESIGN.md §5.5). Rounds
-# make room for that much output, and more is lowered: for more, one would follow another every few requests.
+# Reserves may take no more than a quarter of a window, so that small windows work too (DESIGN.md §5.5).
+# Rounds make room for as much output, and more is lowered: else a round would follow every few requests.
 RESERVE_SHARE = 4
 # Output is not lowered below this, in tokens.
 LEAST_OUTPUT_TOKENS = 1_024
