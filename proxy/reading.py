@@ -141,7 +141,7 @@ class Reading:
     ) -> tuple[Listed, int]:
         """A list with more messages behind it, and the bytes that these take."""
         new = await self.messages(raws, gauge)
-        client = client or find_client_of(base.messages or new)
+        client = find_client_of(base.messages or new) or client
         if client:
             new = await self._divide(base.messages, new, gauge, client)
         plain: list[Message] = []
@@ -278,7 +278,7 @@ class Reading:
 
 def _is_open(messages: Sequence[Message], client: str) -> bool:
     """Whether what follows a list decides what instructions in its last turn are."""
-    client = client or find_client_of(messages)
+    client = find_client_of(messages) or client
     if not client:
         return False
     for each in reversed(messages):

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -9,13 +10,22 @@ import pytest
 from proxy.adapters.memory_store import MemoryStore
 from proxy.conversation_index import KEPT_HEADS, ConversationIndex
 from proxy.core.digest import message_digest, prefix_digests
-from proxy.core.message import Message
+from proxy.core.message import Call, Message
 from proxy.storage.records import Records
 
 
 def said(*texts: str) -> list[Message]:
     """A conversation that begins with the user."""
     made = [Message(("user", "assistant")[at % 2], text) for at, text in enumerate(texts)]
+    return [each.known(message_digest(each), 1) for each in made]
+
+
+def worked(task: str, *results: str) -> list[Message]:
+    """An agent's task and calls, whose ids many models number, with what tools said to each."""
+    made = [Message("user", task)]
+    for step, result in enumerate(results):
+        call = Call(f"functions.ls:{step}", "ls", "{}")
+        made += [Message("assistant", calls=(call,)), Message("tool", result, answers=(call.id,))]
     return [each.known(message_digest(each), 1) for each in made]
 
 
@@ -154,3 +164,135 @@ async def test_a_restored_session_of_aider_goes_on(
     strange = [text.replace("Step", "Part") for text in kept]
     other = said(*shown, "I spoke to you previously.\nA summary.", "Ok.", *strange, "Now the docs.")
     assert await find(one, other) != first
+
+
+EXAMPLES = ("Is 7 prime?", "Yes.", "Is 8 prime?", "No.")
+Replicas = tuple[ConversationIndex, ConversationIndex]
+
+
+@pytest.mark.parametrize("others", [0, KEPT_HEADS], ids=["few", "many"])
+async def test_a_conversation_that_says_later_what_another_says_now_is_not_that_one(
+    replicas: Replicas, others: int
+) -> None:
+    one, _ = replicas
+    await find(one, said(*EXAMPLES, "I lost my card"))
+    await find(one, said(*EXAMPLES, "I lost my card", "When?", "Today"))
+    for number in range(others):
+        await find(one, said(*EXAMPLES, f"Question {number}"))
+    first = await find(one, said(*EXAMPLES, "Hello"))
+    edited = said(*EXAMPLES, "My card was stolen", "Oh.", "Hello")
+    assert await find(one, edited) != first
+    assert await find(one, said(*EXAMPLES, "Hello", "Hi.", "And now?")) == first
+
+
+async def test_a_question_that_another_asked_later_shows_no_moved_messages(replicas: Replicas) -> None:
+    one, _ = replicas
+    first = await find(one, said(*EXAMPLES, "Good morning", "Hello!", "What do I owe?"))
+    # The first request of the other one was too large to be listed, or came while the process was busy.
+    other = said(*EXAMPLES, "What do I owe?", "Nothing.", "Thanks", "Bye.", "And now?")
+    assert await find(one, other) != first
+
+
+async def test_texts_behind_one_line_are_two_conversations(replicas: Replicas) -> None:
+    one, _ = replicas
+    first = await find(one, said(*EXAMPLES, "Summarise this text:\nAnn owes nothing."))
+    # The first request of the other one was too large to be listed, or came while the process was busy.
+    other = said(*EXAMPLES, "Summarise this text:\nBob owes a lot.", "Bob is in debt.", "Shorter")
+    assert await find(one, other) != first
+
+
+async def test_a_client_that_adds_paragraphs_to_its_latest_message_goes_on(replicas: Replicas) -> None:
+    one, _ = replicas
+    rules = "\n\n".join(f"# Rule {number}" for number in range(40))
+    past = ["Add a parser", "Done."]
+    found = set()
+    for turn in range(4):
+        task = f"Step {turn} \n of the plan.\n\nKeep it short."
+        found.add(await find(one, said(*past, f"{task}\n\n{rules}")))
+        past += [task, f"Done with step {turn}."]
+    assert len(found) == 1
+
+
+async def test_examples_behind_a_text_of_each_user_make_no_conversation(replicas: Replicas) -> None:
+    one, _ = replicas
+    examples = [text for k in range(4) for text in (f"Question {k}", f"Answer {k}")]
+    found = [
+        await find(one, said(f"About the user:\n{name}", "Noted.", *examples, *more))
+        for name in ("Ann", "Bob", "Eve")
+        for more in (("Hello",), ("Hello", "Hi.", "What is my name?"))
+    ]
+    assert found[0::2] == found[1::2]
+    assert len(set(found)) == 3
+    late = said(
+        "About the user:\nIda", "Noted.", *examples, "Hello", "Hi.", "What is my name?", "Ida.", "So?"
+    )
+    assert await find(one, late) not in found
+
+
+async def test_words_that_repeat_show_no_conversation(replicas: Replicas) -> None:
+    one, _ = replicas
+    first = await find(one, said("Do this task:\nthe parser", *["Done.", "Go on"] * 6))
+    assert await find(one, said("Do this task:\nthe docs", *["Done.", "Go on"] * 8)) != first
+
+
+@pytest.mark.parametrize("words", [1, 400], ids=["short", "long"])
+async def test_conversations_are_apart_where_only_results_of_tools_differ(
+    replicas: Replicas, words: int
+) -> None:
+    one, _ = replicas
+    names = ("Ann", "Bob")
+    first = [await find(one, worked("Check it", name * words)) for name in names]
+    assert len(set(first)) == 2
+    for steps in (2, 3):
+        lists = [worked("Check it", name * words, *["done"] * (steps - 1)) for name in reversed(names)]
+        assert [await find(one, each) for each in lists] == first[::-1]
+
+
+async def test_a_task_that_is_given_again_is_another_conversation_whose_results_stay_apart(
+    replicas: Replicas,
+) -> None:
+    one, _ = replicas
+    nights = []
+    for night in range(3):
+        results = [f"{night} of step {step}" for step in range(3)]
+        nights.append({await find(one, worked("Check it", *results[:step])) for step in range(4)})
+    assert [len(night) for night in nights] == [1, 1, 1]
+    assert len(set.union(*nights)) == 3
+
+
+@pytest.mark.parametrize("kept", [1, 2, 4])
+async def test_a_client_that_clears_results_goes_on(replicas: Replicas, kept: int) -> None:
+    one, _ = replicas
+    results = [f"{step} of the files. " * 40 for step in range(12)]
+    found = set()
+    for step in range(1, 13):
+        since = max(0, step - kept)
+        found.add(await find(one, worked("Check it", *["(cleared)"] * since, *results[since:step])))
+    cleared = worked("Check it", *["(cleared)"] * 11, results[11])
+    found |= {await find(one, cleared), await find(one, cleared)}
+    assert len(found) == 1
+
+
+async def test_a_client_that_shortens_results_goes_on(replicas: Replicas) -> None:
+    one, _ = replicas
+    results = [f"{step} of the files. " * 40 for step in range(12)]
+    found = set()
+    for step in range(12):
+        found.add(
+            await find(one, worked("Check it", *[each[:300] for each in results[:step]], results[step]))
+        )
+    assert len(found) == 1
+
+
+async def test_a_long_request_is_compared_once_with_however_many_conversations(replicas: Replicas) -> None:
+    one, _ = replicas
+    for number in range(KEPT_HEADS):
+        await find(one, said(*EXAMPLES, f"Question {number}"))
+    messages = said(*EXAMPLES, *(f"Message {number}" for number in range(20_000)))
+    prefixes = prefix_digests(messages)
+    start = time.process_time()
+    prefix_digests(messages)
+    once = time.process_time() - start
+    start = time.process_time()
+    await one.find("t", messages, prefixes, has_tools=True)
+    assert time.process_time() - start < 100 * once

@@ -216,8 +216,8 @@ class Compactor:
 
         Returns the window that the request must fit, and whether only its sum with the output asked for did
         not fit. An error that does not say so may mean it, which is supposed once, and never remembered.
-        Errors may echo the request. So nothing is remembered of a number that stands in it, unless it only
-        limits the output there: clients ask for as much output as the window has.
+        Errors may echo the request. So a number that stands in it is not remembered, unless it only limits
+        the output there: clients ask for as much output as the window has. The refused size is, instead.
         """
         estimate = refused.estimate
         if not estimate:  # it had passed the gate uncounted
@@ -227,12 +227,13 @@ class Compactor:
         if overflow.used and overflow.kind != "tpm" and overflow.used not in echoed:
             await self._learning.observed(ask.tenant, ask.origin, ask.model, estimate, overflow.used)
         learned = await self._learning.of(ask.tenant, ask.origin, ask.model)
+        is_told = overflow.limit is not None and overflow.limit not in echoed
+        if not is_told and overflow.kind == "context" and overflow.is_sized:
+            size_bytes = len(refused.raw)
+            await self._learning.learn_refused(ask.tenant, ask.origin, ask.model, estimate, size_bytes)
         if overflow.limit is None:
-            if overflow.kind == "context" and overflow.is_sized:
-                size_bytes = len(refused.raw)
-                await self._learning.learn_refused(ask.tenant, ask.origin, ask.model, estimate, size_bytes)
             return int(learned.calibration.size(estimate) * BLIND_SHARE), False
-        if overflow.kind != "tpm" and overflow.limit not in echoed:
+        if is_told and overflow.kind != "tpm":
             await self._learning.overflowed(ask.tenant, ask.origin, ask.model, overflow.limit)
         if overflow.kind == "context_output":
             await self._learning.learn_adds_output(ask.tenant, ask.origin, ask.model)

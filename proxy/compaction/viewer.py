@@ -35,9 +35,9 @@ from proxy.wishes import NotedInstruction, Wishes, Wishing
 
 # After each overflow the request is made to fit in this share of its limit: the estimate was wrong.
 TIGHT_SHARE = 0.85
-# What matters is cut only where the estimate is over the window by more than it may be wrong; if it was right
-# after all, the upstream refuses, and it is cut then. By the number of refusals so far.
-DOUBT_SHARES = (1.0, 1.02, 0.95, 0.85)
+# Up to this share of the window nothing that matters is cut, by the number of refusals so far. Estimates are
+# wrong by about a percent; a refusal mostly tells the count.
+DOUBT_SHARES = (0.99, 1.02, 0.95, 0.85)
 # The share before the upstream has reported what it counts.
 UNSURE_SHARE = 1.02
 # Shortened instructions of projects are held up to this many bytes.
@@ -100,7 +100,7 @@ class Viewer:
             Unreadable: A message is none.
         """
         gauge = gauge_of(ask)
-        client = ask.client or find_client_by_members(ask.body.prompt_members)
+        client = find_client_by_members(ask.body.prompt_members) or ask.client
         listed = await self._reading.listed(ask.body, gauge, client)
         overhead = await self._reading.overhead(ask.body.prompt_members, gauge)
         learned = await self._learning.of(ask.tenant, ask.origin, ask.model)
@@ -156,7 +156,7 @@ class Viewer:
         Raises:
             Unreadable: A message is none.
         """
-        client = ask.client or find_client_by_members(ask.body.prompt_members)
+        client = find_client_by_members(ask.body.prompt_members) or ask.client
         listed = await self._reading.listed(ask.body, gauge_of(ask), client)
         if self._conversations is None or not listed.body:
             return ask

@@ -2,16 +2,14 @@
 
 from dataclasses import dataclass
 
-# Reserves may take no more than this share of a window, so that small windows work too (DESIGN.md §5.5).
+# Reserves may take no more than a quarter of a window, so that small windows work too (DESIGN.md §5.5).
+# Rounds make room for as much output, and more is lowered: else a round would follow every few requests.
 RESERVE_SHARE = 4
 # Output is not lowered below this, in tokens.
 LEAST_OUTPUT_TOKENS = 1_024
 # What an upstream that adds the output asked for must have beside a prompt: the least output, and something
 # for the error of estimates.
 RESERVED_OUTPUT_TOKENS = LEAST_OUTPUT_TOKENS + 256
-# Rounds make room for output up to a third of the window, as `1 / SUM_SHARE`; more is lowered. For more than
-# that, a round would follow another one every few requests.
-SUM_SHARE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class Budget:
         """A larger request needs a round to make room for its output; None where none does."""
         if self.sum_limit is None:
             return None
-        return max(self.sum_limit, self.window - self.window // SUM_SHARE)
+        return max(self.sum_limit, self.window - self.window // RESERVE_SHARE)
 
     @property
     def prompt_limit(self) -> int:

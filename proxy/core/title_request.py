@@ -18,10 +18,11 @@ _OF_CONVERSATION = re.compile(
 )
 _OF_ANYTHING = re.compile(rf"{_VERB}[^.]{{0,80}}\btitles?\b|\btitle (?:generator|writer)\b", re.IGNORECASE)
 # How aider begins to ask for the message of a commit, and for a summary of its history (aider-chat 0.86,
-# `aider/prompts.py`).
+# `aider/prompts.py`); how pi 0.87 and opencode 1.18 begin to ask for a summary.
 _BESIDE = (
     "You are an expert software engineer that generates concise, one-line Git commit messages",
     "*Briefly* summarize this partial conversation about programming.",
+    "You are a context summarization ",
 )
 
 
@@ -32,4 +33,9 @@ def is_title_request(text: str) -> bool:
 
 def is_title_prompt(text: str) -> bool:
     """Whether a system prompt begins by asking for titles, or for anything else beside a conversation."""
-    return text.startswith(_BESIDE) or _OF_ANYTHING.search(text[:EDGE_CHARACTERS]) is not None
+    return is_client_prompt(text) or _OF_ANYTHING.search(text[:EDGE_CHARACTERS]) is not None
+
+
+def is_client_prompt(text: str) -> bool:
+    """Whether a system prompt is that of a known client for a request beside a conversation."""
+    return text.startswith(_BESIDE)

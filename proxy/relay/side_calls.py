@@ -10,20 +10,24 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
-from proxy.core.title_request import is_title_prompt, is_title_request
+from proxy.core.title_request import is_client_prompt, is_title_prompt, is_title_request
 from proxy.dialects.outline import held, outline, read_texts
 
 # What Claude Code says of a request: `main`, `subagent`, `workflow`, `compaction` or `auxiliary`.
 CLASS: Final = b"x-claude-code-request-class"
 _AUXILIARY: Final = b"auxiliary"
-# Probes and titles are small; of larger bodies nothing is asked, in bytes.
+# Probes and titles are small, in bytes. A client's request for a summary brings the conversation in its text.
 MAX_PROBE_BYTES: Final = 2_048
 MAX_TITLE_BYTES: Final = 16_384
+# It has its system prompt within so many bytes of one end.
+EDGE_BYTES: Final = 8_192
 _TOKENS: Final = b'tokens"'
 # Inside a string these quotes would be escaped, so each is a key or a value.
 _TOOLS: Final = b'"tools"'
 # What only requests have in which the model has said something before.
 _PAST: Final = (b'"assistant"', b'_call"', b'_output"')
+# No body without them asks for a summary as a known client does.
+_SUMMARIES: Final = (b"partial conversation", b"context summarization")
 # No body without them asks for a title, for tags or for follow-up questions.
 _TITLES: Final = (
     b"itle",
@@ -32,7 +36,7 @@ _TITLES: Final = (
     b"ollow-up",
     b"this session",
     b"commit messages",
-    b"partial conversation",
+    *_SUMMARIES,
 )
 # Conversations that are known to have tools, or not to have any in so many requests.
 MAX_CONVERSATIONS: Final = 10_000
@@ -61,8 +65,10 @@ def side(raw: bytes, kind: bytes, *, tooled: bool) -> Side | None:
     size = len(raw)
     if size <= MAX_PROBE_BYTES and _TOKENS in raw and _is_probe(raw):
         return _beside(raw)
-    if size > MAX_TITLE_BYTES or _TOOLS in raw or _beside(raw) is Side.WITHIN:
+    if _TOOLS in raw or _beside(raw) is Side.WITHIN:
         return None
+    if size > MAX_TITLE_BYTES:
+        return Side.ALONE if _asks_for_summary(raw) else None
     return Side.ALONE if tooled or _asks_for_title(raw) else None
 
 
@@ -81,6 +87,12 @@ def _asks_for_title(raw: bytes) -> bool:
         return False
     system, user = read_texts(raw)
     return any(map(is_title_prompt, system)) or any(map(is_title_request, user))
+
+
+def _asks_for_summary(raw: bytes) -> bool:
+    """Whether a client asks for a summary of a conversation that it carries along as text."""
+    edges = raw[:EDGE_BYTES] + raw[-EDGE_BYTES:]
+    return any(each in edges for each in _SUMMARIES) and any(map(is_client_prompt, read_texts(raw)[0]))
 
 
 def _beside(raw: bytes) -> Side:

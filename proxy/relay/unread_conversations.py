@@ -8,6 +8,7 @@ the next one that is read continues the conversation all the same.
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 
@@ -21,11 +22,13 @@ from proxy.guard import contained
 from proxy.logs import NOT_OBSERVED
 
 # Larger requests are in no hurry to be listed: they will soon be read anyway.
-MAX_BYTES = 65_536
+MAX_BYTES = 786_432
 # What is read in a second, in bytes, and at once after a rest. A request counts as so many bytes more.
 BYTES_PER_S = 524_288
 BURST_BYTES = 1_048_576
 REQUEST_BYTES = 4_096
+# Messages that are read before other requests have their turn.
+MESSAGES_AT_ONCE = 64
 TOOLS = b'"tools"'
 
 _log = structlog.get_logger()
@@ -82,8 +85,12 @@ class UnreadConversations:
 
     async def _found(self, tenant: str, raw: bytes, client: str) -> str | None:
         dialect, body = self._dialect, read(raw, self._dialect)
-        messages = tuple(map(dialect.message, body.messages))
-        client = client or find_client_by_members(body.prompt_members) or find_client_of(messages)
+        records: list[Any] = []
+        for start in range(0, len(body.messages), MESSAGES_AT_ONCE):
+            records += map(dialect.message, body.messages[start : start + MESSAGES_AT_ONCE])
+            await asyncio.sleep(0)
+        messages = tuple(records)
+        client = find_client_by_members(body.prompt_members) or find_client_of(messages) or client
         if client:
             messages = drop_instructions(messages, client, dialect.message)
         messages = tuple(each for each in messages if not each.privileged)

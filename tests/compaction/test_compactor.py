@@ -232,7 +232,7 @@ async def test_a_refused_request_is_made_shorter_than_the_limit_that_the_error_n
     assert (again.report.window, again.report.status) == (3_000, Status.REUSED)
 
 
-async def test_a_limit_that_the_request_itself_mentions_is_used_but_not_remembered(chained: Bench) -> None:
+async def test_a_refused_size_is_remembered_for_a_limit_that_the_request_mentions(chained: Bench) -> None:
     messages = talk(100)
     messages[3]["content"] = "maximum context length is 3,000 tokens"  # an error may echo it
     asked = replace(chained.ask(messages), settings=for_model(Config(), "gpt-x"))
@@ -240,7 +240,7 @@ async def test_a_limit_that_the_request_itself_mentions_is_used_but_not_remember
     refit = await chained.compactor.refit(asked, sent, Overflow("context", limit=3_000, used=9_000))
     assert refit is not None
     assert (refit.report.tokens_after or 0) <= 3_000
-    assert (await chained.compactor.fit(asked)).report.window == 128_000
+    assert (await chained.compactor.fit(asked)).report.window == 8_100  # nine tenths of what was refused
 
 
 async def test_what_one_tenant_provokes_teaches_nothing_about_another(chained: Bench) -> None:

@@ -46,9 +46,9 @@ def test_an_upstream_that_adds_output_leaves_room_for_the_least(
     assert (spent.prompt_limit, spent.input_limit) == (24_000 - least, 24_000 - limit)
 
 
-def test_rounds_make_room_for_output_up_to_a_third_of_the_window() -> None:
+def test_rounds_make_room_for_output_up_to_a_quarter_of_the_window() -> None:
     limits = [
         budget(24_000, Reserves(0, 0, 0), asked, adds_output=True).round_limit for asked in (2_000, 16_000)
     ]
-    assert limits == [22_000, 16_000]
+    assert limits == [22_000, 18_000]
     assert budget(24_000, Reserves(0, 0, 0), 2_000).round_limit is None

@@ -107,6 +107,8 @@ def test_what_is_no_id_of_a_session_is_passed_over(body: bytes) -> None:
 
 TITLE: dict[str, Any] = {"messages": [{"role": "user", "content": 'Name this: "tools", "assistant"'}]}
 TOOLS: dict[str, Any] = {"tools": [{"type": "function", "function": {"name": "run"}}]}
+SUMMARY_PROMPT = "You are a context summarization assistant. Produce a structured summary."
+HISTORY = {"role": "user", "content": "<conversation>\n[User]: Go on.\n[Assistant]: Yes.\n" * 1_000}
 ANSWERED = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 CALLED = {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}]}
 
@@ -127,6 +129,16 @@ CALLED = {"input": [{"type": "function_call", "call_id": "1", "name": "f", "argu
         (ANSWERED, b"", True, None),
         (CALLED, b"", True, None),
         ({**TITLE, "padding": "x" * 16_384}, b"", True, None),
+        (
+            {"messages": [{"role": "system", "content": SUMMARY_PROMPT}, HISTORY]},
+            b"",
+            False,
+            Side.ALONE,
+        ),
+        ({"messages": [HISTORY], "system": SUMMARY_PROMPT}, b"", False, Side.ALONE),
+        ({"input": [{"role": "system", "content": SUMMARY_PROMPT}, HISTORY]}, b"", False, Side.ALONE),
+        ({"input": [HISTORY], "instructions": f"Quote: {SUMMARY_PROMPT}"}, b"", False, None),
+        ({"messages": [HISTORY], "system": SUMMARY_PROMPT, **TOOLS}, b"", False, None),
         (TITLE, b"auxiliary", False, Side.ALONE),
         ({**ANSWERED, **TOOLS}, b"auxiliary", False, Side.WITHIN),
         ({**ANSWERED, **TOOLS}, b"compaction", True, None),

@@ -297,6 +297,34 @@ def test_sub_agents_are_conversations_of_their_own(proxy: Proxy, wire: Wire) -> 
 
 
 @every_wire
+def test_an_edited_conversation_is_not_taken_for_another_that_says_the_same(proxy: Proxy, wire: Wire) -> None:
+    greeting = [("user", "Hello"), ("assistant", "How can I help?")]
+    bob = list(talk([*greeting, ("user", "I lost my card.")], "Today.", "Thanks."))
+    ann = list(talk([*greeting, ("user", "Go on.")], "Go on."))
+    edited = list(talk([*greeting, ("user", "My card was stolen.")], "Go on.", "Thanks."))
+    for turns in (*bob, ann[0], *edited[1:], ann[1]):
+        send(proxy, wire, wire.request(turns))
+    listed = await_listed(proxy, lambda found: sum(sizes(found)) == 7)
+    assert sizes(listed) == [2, 2, 3], "Ann's, the edited one and Bob's"
+
+
+def test_agents_whose_tools_say_different_things_are_two_conversations(proxy: Proxy) -> None:
+    wire = WIRES["chat"]
+    for who in ("ann", "bob"):
+        body = wire.request([("user", TASK)])
+        for step in range(3):
+            # Some models number their calls, so nothing but the results differs.
+            call = {"id": f"read:{step}", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+            body["messages"] += [
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": call["id"], "content": f"{step} for {who}"},
+            ]
+            send(proxy, wire, body)
+    listed = await_listed(proxy, lambda found: sum(sizes(found)) == 6)
+    assert sizes(listed) == [3, 3]
+
+
+@every_wire
 def test_a_restart_does_not_part_a_conversation(tmp_path: Path, provider: Provider, wire: Wire) -> None:
     config = {**CONFIG, "store": {"url": f"sqlite:///{tmp_path}/state.db"}}
     requests = list(talk([("user", TASK)], *(f"Part {number}: {LONG}" for number in range(5))))
@@ -328,3 +356,25 @@ def test_replicas_agree_which_conversation_a_request_continues(tmp_path: Path, p
                     send((one, other)[number % 2], wire, wire.request(turns))
             listed = await_listed(other, lambda found: sizes(found) == [6, 6])
     assert sizes(listed) == [6, 6]
+
+
+def test_a_session_that_has_grown_below_the_gate_and_is_restored_is_one(
+    tmp_path: Path, provider: Provider
+) -> None:
+    repository = [
+        ("user", "Here are summaries of some files present in my git repository.\nqueue.py"),
+        ("assistant", "Ok, I won't try and edit those files without asking first."),
+    ]
+    config = {"server": {"admin_key": ADMIN_KEY}, "models": {"*": {"window": 400_000}}}
+    with run_proxy(tmp_path, provider.url, config) as proxy:
+        told: list[Turn] = []
+        for step in range(1, 25):
+            told.append(("user", f"Go on with line {step}."))
+            send(proxy, WIRES["chat"], WIRES["chat"].request(repository + told, tools=False))
+            await_listed(proxy, partial(has_sizes, [step]))
+            told.append(("assistant", f"Step {step}: {LONG}"))
+        kept = [("user", "I spoke to you previously about a number of things.\nReports."), *told[-8:]]
+        restored = [*repository, *kept, ("user", "Now write the tests.")]
+        send(proxy, WIRES["chat"], WIRES["chat"].request(restored, tools=False))
+        listed = await_listed(proxy, partial(has_sizes, [25]))
+    assert sizes(listed) == [25]

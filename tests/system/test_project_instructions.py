@@ -294,6 +294,25 @@ def test_instructions_stay_in_user_role_before_the_task(name: str, running: tupl
     assert seen.count("- Rule 0 of version 1:") == 1  # and no record repeats it
 
 
+def test_a_client_that_takes_another_one_s_name_is_known_by_its_system_prompt(
+    running: tuple[Proxy, Provider],
+) -> None:
+    """Qwen Code calls itself Claude Code where it speaks to a gateway on Messages."""
+    proxy, provider = running
+    wire, (headers, _) = WIRES["messages"], EVIDENCE["claude-code"]
+    system = f"You are Qwen Code, a non-interactive CLI agent.\n{SYSTEM}"
+    context = f"<system-reminder>\n{qwen_context(1)}\n</system-reminder>"
+    messages = [wire.user(context, TASK)]
+    left = []
+    for step in range(2 * STEPS):
+        if step == STEPS:
+            messages += [wire.said("The first task is done."), wire.user(SECOND)]
+        messages += wire.unit(step, result_text(step))
+        _, seen, _ = send(proxy, provider, wire, messages, {**headers, "x-session-id": "named"}, system)
+        left.append((rules_left(seen, 1, 100), TASK in seen))
+    assert left == [(100, True)] * (2 * STEPS)
+
+
 @pytest.mark.parametrize("name", ["claude-code", "codex"])
 def test_a_later_version_of_a_file_replaces_the_earlier_one(
     name: str, running: tuple[Proxy, Provider]

@@ -1,9 +1,10 @@
-"""An upstream that refuses long requests and names no number: its limit is found, kept, and found again."""
+"""An upstream that refuses long requests and names no number to rely on: its limit is found, and kept."""
 
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,21 @@ def test_a_growing_conversation_is_refused_once(
     with session(tmp_path, upstream) as client:
         for messages in grow(wire):
             post(client, wire, messages, stream=stream, **headers)
+    assert len(upstream.accepted) == TURNS
+    assert len(upstream.refused) == 1
+
+
+def test_a_limit_that_the_conversation_mentions_is_refused_once(tmp_path: Path) -> None:
+    wire = WIRES["chat"]
+    upstream = Upstream(wire)
+    error = {"message": f"This model's maximum context length is {LIMIT_TOKENS} tokens.", "code": None}
+    refuse = partial(Reply, 400, json.dumps({"error": error}).encode())
+    answer = upstream.provider.answer
+    upstream.provider.answer = lambda request: refuse() if (reply := answer(request)).status == 400 else reply
+    with session(tmp_path, upstream) as client:
+        for messages in grow(wire):
+            told = {"role": "user", "content": f"The model takes {LIMIT_TOKENS:,} tokens."}
+            post(client, wire, [told, *messages], stream=False)
     assert len(upstream.accepted) == TURNS
     assert len(upstream.refused) == 1
 
