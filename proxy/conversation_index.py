@@ -15,11 +15,12 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import cached_property
+from itertools import chain, islice
 from typing import NamedTuple
 
 from proxy.core.client_forms import drop_shown
 from proxy.core.digest import outline_digest, prefix_digests
-from proxy.core.keys import heads_key
+from proxy.core.keys import heads_key, tenant_prefix
 from proxy.core.message import Message, latest_user
 from proxy.core.title_request import is_title_request
 from proxy.storage.records import Fields, Records
@@ -31,6 +32,8 @@ KEPT_HEADS = 128
 # Lists of which a process holds what it has added itself, and heads of each.
 MAX_HELD_LISTS = 1_000
 MAX_HELD_HEADS = 16
+# So many of them are searched for a conversation that its client has compacted itself.
+RECENT_LISTS = 64
 # A client that moves or rewrites its last messages with each turn does so with so many at most.
 MAX_MOVED_MESSAGES = 8
 # So many different messages that are found again show that a request goes on, whatever it begins with.
@@ -246,6 +249,8 @@ class ConversationIndex:
             keys += late[1:]
         counts: dict[str, int] = {}
         match, key = await self._search(tenant, request, keys, counts)
+        if match is None and request.has_answer:  # its client may have compacted it: the end is left, alone
+            match, key = _match(request, self._resolve(tenant, self._recent(tenant))), keys[0]
         if match is not None:
             return self._follow(match, tenant, request, own | {key})
         # Where its list has heads, it is none of those.
@@ -301,6 +306,12 @@ class ConversationIndex:
         """The heads of a list, oldest first."""
         stored = [_read_head(line) for line in await self._records.tail(key, KEPT_HEADS)]
         return list(dict.fromkeys([*filter(None, stored), *self._held.get(key, ())]))
+
+    def _recent(self, tenant: str) -> list[Head]:
+        """Heads of the tenant's lists that this process added to last."""
+        prefix = tenant_prefix(tenant)
+        held = (heads for key, heads in reversed(self._held.items()) if key.startswith(prefix))
+        return list(dict.fromkeys(chain.from_iterable(reversed(list(islice(held, RECENT_LISTS))))))
 
     def _resolve(self, tenant: str, heads: Iterable[Head]) -> list[Head]:
         """The heads. Of several that went on from one at the same time, all but the first get another id."""
