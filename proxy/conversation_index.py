@@ -44,6 +44,8 @@ _PART = b"part"
 LINE_CHARACTERS = 64
 # A user message that its client has added to is known by its first and its last so many paragraphs.
 MAX_PARAGRAPHS = 16
+# A longer text than two such ends, in characters, is known by these and its length.
+END_CHARACTERS = 32_768
 # A tool's result is known by so many characters. A shorter one may be the notice that it was cleared.
 RESULT_CHARACTERS = 256
 _DIGEST_BYTES = 8
@@ -490,7 +492,9 @@ def _text_digest(text: str) -> str:
 
 
 def _trim(text: str) -> str:
-    """The text without white space at the ends of its lines."""
+    """The text without white space at the ends of its lines; of a long one its ends and its length."""
+    if len(text) > 2 * END_CHARACTERS:
+        text = f"{text[:END_CHARACTERS]}\n{len(text)}\n{text[-END_CHARACTERS:]}"
     return "\n".join(map(str.rstrip, text.strip().split("\n")))
 
 
