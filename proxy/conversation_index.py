@@ -190,7 +190,7 @@ class _Request:
         start = max(0, len(self._messages) - MAX_MOVED_MESSAGES - 1)
         tail = tuple(zip(map(_short, self._prefixes[start:]), self.digests(start), strict=True))
         latest = latest_user(self._messages)
-        openings = () if latest is None else _openings(self._messages[latest].text)
+        openings = () if latest is None else _digest_openings(self._messages[latest].text)
         return Head(conversation, since, self.prefix, self.outline, tail, openings, self.has_tools)
 
 
@@ -252,7 +252,7 @@ class ConversationIndex:
         counts: dict[str, int] = {}
         match, key = await self._search(tenant, request, keys, counts)
         if match is None and request.has_answer:  # its client may have compacted it: the end is left, alone
-            match, key = _match(request, self._resolve(tenant, self._recent(tenant))), keys[0]
+            match, key = _match(request, self._resolve(tenant, self._list_recent(tenant))), keys[0]
         if match is not None:
             return self._follow(match, tenant, request, own | {key})
         # Where its list has heads, it is none of those.
@@ -309,7 +309,7 @@ class ConversationIndex:
         stored = [_read_head(line) for line in await self._records.tail(key, KEPT_HEADS)]
         return list(dict.fromkeys([*filter(None, stored), *self._held.get(key, ())]))
 
-    def _recent(self, tenant: str) -> list[Head]:
+    def _list_recent(self, tenant: str) -> list[Head]:
         """Heads of the tenant's lists that this process added to last."""
         prefix = tenant_prefix(tenant)
         held = (heads for key, heads in reversed(self._held.items()) if key.startswith(prefix))
@@ -510,7 +510,7 @@ def _line(message: Message) -> str:
     return _text_digest(line) if line else ""
 
 
-def _openings(text: str) -> tuple[str, ...]:
+def _digest_openings(text: str) -> tuple[str, ...]:
     """Digests of what a text begins with, up to the ends of its paragraphs; the last is that of all of it."""
     text = _trim(text)
     ends = [found.start() for found in _PARAGRAPH_END.finditer(text)]
