@@ -15,11 +15,12 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import cached_property
+from itertools import chain, islice
 from typing import NamedTuple
 
 from proxy.core.client_forms import drop_shown
 from proxy.core.digest import outline_digest, prefix_digests
-from proxy.core.keys import heads_key
+from proxy.core.keys import heads_key, tenant_prefix
 from proxy.core.message import Message, latest_user
 from proxy.core.title_request import is_title_request
 from proxy.storage.records import Fields, Records
@@ -31,6 +32,8 @@ KEPT_HEADS = 128
 # Lists of which a process holds what it has added itself, and heads of each.
 MAX_HELD_LISTS = 1_000
 MAX_HELD_HEADS = 16
+# So many of them are searched for a conversation that its client has compacted itself.
+RECENT_LISTS = 64
 # A client that moves or rewrites its last messages with each turn does so with so many at most.
 MAX_MOVED_MESSAGES = 8
 # So many different messages that are found again show that a request goes on, whatever it begins with.
@@ -41,6 +44,8 @@ _PART = b"part"
 LINE_CHARACTERS = 64
 # A user message that its client has added to is known by its first and its last so many paragraphs.
 MAX_PARAGRAPHS = 16
+# A longer text than two such ends, in characters, is known by these and its length.
+END_CHARACTERS = 32_768
 # A tool's result is known by so many characters. A shorter one may be the notice that it was cleared.
 RESULT_CHARACTERS = 256
 _DIGEST_BYTES = 8
@@ -185,7 +190,7 @@ class _Request:
         start = max(0, len(self._messages) - MAX_MOVED_MESSAGES - 1)
         tail = tuple(zip(map(_short, self._prefixes[start:]), self.digests(start), strict=True))
         latest = latest_user(self._messages)
-        openings = () if latest is None else _openings(self._messages[latest].text)
+        openings = () if latest is None else _digest_openings(self._messages[latest].text)
         return Head(conversation, since, self.prefix, self.outline, tail, openings, self.has_tools)
 
 
@@ -246,6 +251,8 @@ class ConversationIndex:
             keys += late[1:]
         counts: dict[str, int] = {}
         match, key = await self._search(tenant, request, keys, counts)
+        if match is None and request.has_answer:  # its client may have compacted it: the end is left, alone
+            match, key = _match(request, self._resolve(tenant, self._list_recent(tenant))), keys[0]
         if match is not None:
             return self._follow(match, tenant, request, own | {key})
         # Where its list has heads, it is none of those.
@@ -301,6 +308,12 @@ class ConversationIndex:
         """The heads of a list, oldest first."""
         stored = [_read_head(line) for line in await self._records.tail(key, KEPT_HEADS)]
         return list(dict.fromkeys([*filter(None, stored), *self._held.get(key, ())]))
+
+    def _list_recent(self, tenant: str) -> list[Head]:
+        """Heads of the tenant's lists that this process added to last."""
+        prefix = tenant_prefix(tenant)
+        held = (heads for key, heads in reversed(self._held.items()) if key.startswith(prefix))
+        return list(dict.fromkeys(chain.from_iterable(reversed(list(islice(held, RECENT_LISTS))))))
 
     def _resolve(self, tenant: str, heads: Iterable[Head]) -> list[Head]:
         """The heads. Of several that went on from one at the same time, all but the first get another id."""
@@ -479,7 +492,9 @@ def _text_digest(text: str) -> str:
 
 
 def _trim(text: str) -> str:
-    """The text without white space at the ends of its lines."""
+    """The text without white space at the ends of its lines; of a long one its ends and its length."""
+    if len(text) > 2 * END_CHARACTERS:
+        text = f"{text[:END_CHARACTERS]}\n{len(text)}\n{text[-END_CHARACTERS:]}"
     return "\n".join(map(str.rstrip, text.strip().split("\n")))
 
 
@@ -495,7 +510,7 @@ def _line(message: Message) -> str:
     return _text_digest(line) if line else ""
 
 
-def _openings(text: str) -> tuple[str, ...]:
+def _digest_openings(text: str) -> tuple[str, ...]:
     """Digests of what a text begins with, up to the ends of its paragraphs; the last is that of all of it."""
     text = _trim(text)
     ends = [found.start() for found in _PARAGRAPH_END.finditer(text)]

@@ -166,6 +166,23 @@ async def test_a_restored_session_of_aider_goes_on(
     assert await find(one, other) != first
 
 
+async def test_a_conversation_that_its_client_has_compacted_goes_on(
+    replicas: tuple[ConversationIndex, ConversationIndex],
+) -> None:
+    one, _ = replicas
+    steps = [text for step in range(20) for text in (f"Step {step} is next.", f"Step {step} is done.")]
+    first = None
+    for number in range(1, 20):
+        first = await find(one, said("Do all steps.", *steps[1 : 2 * number]))
+        await find(one, said(f"Question {number}", "Answer."))
+    summary = "The conversation before this point was compacted.\nSteps 0 to 9 are done."
+    compacted = said(summary, *steps[21:])
+    assert await find(one, compacted) == first
+    assert await find(one, [*compacted, *said("", "", "Thanks.", "Bye.", "And now?")[2:]]) == first
+    other = said(summary, *(text.replace("done", "left out") for text in steps[21:]))
+    assert await find(one, other) != first
+
+
 EXAMPLES = ("Is 7 prime?", "Yes.", "Is 8 prime?", "No.")
 Replicas = tuple[ConversationIndex, ConversationIndex]
 

@@ -65,10 +65,12 @@ def side(raw: bytes, kind: bytes, *, tooled: bool) -> Side | None:
     size = len(raw)
     if size <= MAX_PROBE_BYTES and _TOKENS in raw and _is_probe(raw):
         return _beside(raw)
+    if size > MAX_TITLE_BYTES and not _may_ask_for_summary(raw):  # no large body is searched whole
+        return None
     if _TOOLS in raw or _beside(raw) is Side.WITHIN:
         return None
     if size > MAX_TITLE_BYTES:
-        return Side.ALONE if _asks_for_summary(raw) else None
+        return Side.ALONE if any(map(is_client_prompt, read_texts(raw)[0])) else None
     return Side.ALONE if tooled or _asks_for_title(raw) else None
 
 
@@ -89,10 +91,10 @@ def _asks_for_title(raw: bytes) -> bool:
     return any(map(is_title_prompt, system)) or any(map(is_title_request, user))
 
 
-def _asks_for_summary(raw: bytes) -> bool:
-    """Whether a client asks for a summary of a conversation that it carries along as text."""
+def _may_ask_for_summary(raw: bytes) -> bool:
+    """Whether a client may ask for a summary of a conversation that it carries along as text."""
     edges = raw[:EDGE_BYTES] + raw[-EDGE_BYTES:]
-    return any(each in edges for each in _SUMMARIES) and any(map(is_client_prompt, read_texts(raw)[0]))
+    return any(each in edges for each in _SUMMARIES)
 
 
 def _beside(raw: bytes) -> Side:

@@ -215,6 +215,7 @@ def stored(url: str) -> dict[bytes, list[bytes]]:
     """Every value in a store, by key."""
     if url.startswith("sqlite:///"):
         with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
+            file.execute("BEGIN")  # both tables as they are at one moment: proxies may still write
             found = {
                 key.encode(): [value or b""] for key, value in file.execute("SELECT key, value FROM items")
             }
