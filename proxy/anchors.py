@@ -15,7 +15,7 @@ import structlog
 from proxy.core.anchor import Anchor, deepest, from_fields, to_fields
 from proxy.core.keys import anchors_key
 from proxy.guard import contained
-from proxy.logs import NOT_OBSERVED
+from proxy.log_events import NOT_OBSERVED
 from proxy.storage.records import Records
 
 MAX_ROOTS = 4_000

@@ -12,7 +12,7 @@ import structlog
 
 from proxy.core.event import COMPACTED, FAILURES, MEASURED, Event, to_log
 from proxy.guard import contained
-from proxy.logs import COMPACTION_FAILED, COMPACTION_FINISHED, NOT_ANNOUNCED
+from proxy.log_events import COMPACTION_FAILED, COMPACTION_FINISHED, NOT_ANNOUNCED
 
 # Given the tenant that an event belongs to, and the event. Called on the event loop; must not wait.
 Listener = Callable[[str, Event], None]

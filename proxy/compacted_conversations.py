@@ -21,7 +21,7 @@ from proxy.core.event import number
 from proxy.core.keys import compacted_changes_key, compacted_key, compacted_tenants_key
 from proxy.errors import StoreUnavailable
 from proxy.guard import contained
-from proxy.logs import COMPACTED_NOT_HEARD
+from proxy.log_events import COMPACTED_NOT_HEARD
 from proxy.storage.deadline import within
 from proxy.storage.records import Fields, Line, Records
 

@@ -19,7 +19,7 @@ import structlog
 from proxy.core.event import CONTENT, FAILURES, MEASURED, Event, number, to_fields
 from proxy.core.keys import feed_key
 from proxy.guard import contained
-from proxy.logs import FEED_NOT_READ
+from proxy.log_events import FEED_NOT_READ
 from proxy.storage.records import Fields, Line, Records
 
 # What is left out of an event: its text, and the messages' ids.

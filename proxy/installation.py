@@ -15,7 +15,7 @@ from proxy.body_budget import default_budget
 from proxy.config.model import Config
 from proxy.config.sections import ServerSection
 from proxy.errors import ConfigError, StoreUnavailable
-from proxy.logs import SEARCH_UNAVAILABLE, STORE_FAILED, TRACING_NOT_INSTALLED
+from proxy.log_events import SEARCH_UNAVAILABLE, STORE_FAILED, TRACING_NOT_INSTALLED
 from proxy.ports import FullText, Store
 from proxy.storage.deadline import within
 from proxy.tracing import Tracer

@@ -18,7 +18,7 @@ from proxy.core.exchange import Exchange, Unread, exchange_of
 from proxy.core.price import Price
 from proxy.feed import EXCHANGE, EXCHANGES_PER_S, Feed
 from proxy.guard import contained
-from proxy.logs import JOURNAL_NOT_WRITTEN
+from proxy.log_events import JOURNAL_NOT_WRITTEN
 from proxy.noting import Key, Listener, grouped, slices
 from proxy.ports import Prices
 from proxy.savings import Savings

@@ -25,7 +25,7 @@ from proxy.core.keys import model_key
 from proxy.core.learned import Learned, from_fields, merged, to_fields
 from proxy.core.truncation import LEAST_SIZE_TOKENS, Answered, infer_window, judged
 from proxy.guard import contained
-from proxy.logs import NOT_OBSERVED, UPSTREAM_TRUNCATES
+from proxy.log_events import NOT_OBSERVED, UPSTREAM_TRUNCATES
 from proxy.storage.records import Fields, Records
 
 # Providers change what they serve behind a name; what was learned is believed this long, in seconds.

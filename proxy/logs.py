@@ -13,36 +13,6 @@ from typing import Literal, cast
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
-SERVING_STARTED = "serving.started"
-SERVING_STOPPING = "serving.stopping"
-SERVING_STOPPED = "serving.stopped"
-WORKER_ENDED = "worker.ended"
-CONFIG_RELOADED = "config.reloaded"
-CONFIG_NOT_RELOADED = "config.not_reloaded"
-METRICS_NOT_SHARED = "metrics.not_shared"
-TRACING_NOT_INSTALLED = "tracing.not_installed"
-COMPACTION_STARTED = "compaction.started"
-COMPACTION_FINISHED = "compaction.finished"
-COMPACTION_FAILED = "compaction.failed"
-ROUND_CRASHED = "round.crashed"
-STORE_FAILED = "store.failed"
-TOKENIZER_READY = "tokenizer.ready"
-TOKENIZER_FAILED = "tokenizer.failed"
-SEARCH_UNAVAILABLE = "search.unavailable"
-REQUEST_CRASHED = "request.crashed"
-PRICES_FAILED = "prices.failed"
-TAP_FAILED = "relay.tap_failed"
-NOT_OBSERVED = "relay.not_observed"
-RECALL_FAILED = "relay.recall_failed"
-AGENT_NOT_ANSWERED = "mcp.not_answered"
-UPSTREAM_TRUNCATES = "upstream.truncates"
-UPSTREAM_FAILED = "upstream.failed"
-UPSTREAM_RECOVERED = "upstream.recovered"
-NOT_ANNOUNCED = "event.not_announced"
-JOURNAL_NOT_WRITTEN = "journal.not_written"
-FEED_NOT_READ = "feed.not_read"
-COMPACTED_NOT_HEARD = "compacted.not_heard"
-
 # The request that what is logged belongs to; a round that it has begun belongs to it, too.
 REQUEST: ContextVar[str] = ContextVar("request")
 

@@ -51,7 +51,7 @@ from proxy.holdings import Bounds, Holdings
 from proxy.installation import Secret, opened_full_text, opened_store, opened_tracer, store_failed
 from proxy.journal import Journal
 from proxy.learning import Learning
-from proxy.logs import JOURNAL_NOT_WRITTEN, TOKENIZER_FAILED, TOKENIZER_READY
+from proxy.log_events import JOURNAL_NOT_WRITTEN, TOKENIZER_FAILED, TOKENIZER_READY
 from proxy.memory import Memory
 from proxy.owners import Owners
 from proxy.ports import HttpEngine, Store, SummaryModel

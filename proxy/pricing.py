@@ -17,7 +17,7 @@ from proxy.config.model import Config, for_model
 from proxy.config.values import origin
 from proxy.core.price import Price
 from proxy.guard import contained
-from proxy.logs import PRICES_FAILED
+from proxy.log_events import PRICES_FAILED
 from proxy.lru import Lru
 
 # Looked-up prices that are held, and for how long: some of them differ by the hour. In seconds.

@@ -26,7 +26,7 @@ from proxy.core.words import STOP_WORDS, asked
 from proxy.dialects.body import write
 from proxy.errors import SearchUnavailable
 from proxy.guard import contained
-from proxy.logs import RECALL_FAILED
+from proxy.log_events import RECALL_FAILED
 from proxy.lru import Lru
 from proxy.reading import Reading
 from proxy.recall import Hit

@@ -16,9 +16,7 @@ from proxy.logs import CONTROL, escape, scrub
 
 def logged(code: str, style: str = "json") -> list[str]:
     """Lines on stderr of a program that has set logging up."""
-    start = (
-        f"import logging\nfrom proxy import logs\nlogs.configure({style!r})\nlog = logs.logger('proxy.x')\n"
-    )
+    start = f"import logging\nfrom proxy import log_events, logs\nlogs.configure({style!r})\nlog = logs.logger('proxy.x')\n"
     environ = {"PYTHONPATH": str(Path(proxy.__file__).parent.parent)}
     done = subprocess.run(
         [sys.executable, "-c", start + code],
@@ -40,7 +38,7 @@ def events(code: str) -> list[dict[str, Any]]:
 
 def test_our_events_and_those_of_libraries_are_lines_of_one_form() -> None:
     code = """
-log.info(logs.COMPACTION_FINISHED, tokens_before=9)
+log.info(log_events.COMPACTION_FINISHED, tokens_before=9)
 logging.getLogger("asyncio").error("task %s lost", 7)
 logging.getLogger("uvicorn.error").info("Started")
 log.debug("hidden")

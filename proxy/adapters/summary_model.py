@@ -4,13 +4,13 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx
 
+from proxy.core.summary_call import SummaryAnswer, SummaryCall
 from proxy.dialects.chat.completion import refused_member
 from proxy.dialects.dialect import Asking
 from proxy.dialects.inflate import IDENTITY, Inflater
 from proxy.dialects.overflow import detect
 from proxy.dialects.wires import WIRES
 from proxy.errors import SummaryFailed
-from proxy.ports import SummaryAnswer, SummaryCall
 
 # A summary is a few thousand tokens; an answer beyond this is none.
 MAX_ANSWER_BYTES = 1_048_576

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from proxy import logs, serving
+from proxy import log_events, logs, serving
 from proxy.cli.reloading import Reloading, Reread
 from proxy.compaction.policies import policy_for
 from proxy.config.checks import is_loopback
@@ -120,7 +120,7 @@ def listening(server: ServerSection) -> socket.socket:
 def announce(config: Config, url: str) -> None:
     """Say that requests are accepted: to whoever looks on, and in the log."""
     print("\n".join(banner(config, url)), flush=True)
-    logs.logger(__name__).info(logs.SERVING_STARTED, url=url, upstream=config.upstream.base_url)
+    logs.logger(__name__).info(log_events.SERVING_STARTED, url=url, upstream=config.upstream.base_url)
 
 
 def _exit_soon() -> None:
@@ -221,7 +221,7 @@ def serve_on(
 
     def told(requests: int) -> None:
         limits = {"accept_grace_s": waits.accept_s, "drain_s": waits.drain_s}
-        log.info(logs.SERVING_STOPPING, requests=requests, **limits, **named)
+        log.info(log_events.SERVING_STOPPING, requests=requests, **limits, **named)
         if ending is not None:
             ending()
 
@@ -238,7 +238,7 @@ def serve_on(
         runner.run(serving.run(running, bound, accept))
         came = running.ending
         counts = {"finished": came.finished, "dropped": came.dropped, "cut": came.cut}
-        log.info(logs.SERVING_STOPPED, **counts, **named)
+        log.info(log_events.SERVING_STOPPED, **counts, **named)
         _exit_soon()
 
 

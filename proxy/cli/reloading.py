@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxy import logs
+from proxy import log_events, logs
 from proxy.config.reloading import change
 from proxy.config.sources import Loaded
 from proxy.errors import ConfigError
@@ -32,7 +32,10 @@ def reread(read: Reread, running: Loaded) -> Loaded | None:
         return None
     step = change(running.config, found.config)
     logs.logger(__name__).info(
-        logs.CONFIG_RELOADED, changed=step.changed, waiting_for_restart=step.waiting, warnings=found.warnings
+        log_events.CONFIG_RELOADED,
+        changed=step.changed,
+        waiting_for_restart=step.waiting,
+        warnings=found.warnings,
     )
     return replace(found, config=step.config)
 
@@ -65,7 +68,7 @@ def _refuse_empty(found: Loaded, running: Loaded) -> None:
 
 def refused(error: ConfigError) -> None:
     """Log what is wrong with a configuration."""
-    logs.logger(__name__).error(logs.CONFIG_NOT_RELOADED, problems=str(error).splitlines())
+    logs.logger(__name__).error(log_events.CONFIG_NOT_RELOADED, problems=str(error).splitlines())
 
 
 class Reloading:

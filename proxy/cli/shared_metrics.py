@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 
-from proxy import logs
+from proxy import log_events, logs
 
 # Tells workers where it is; the library that counts reads it there, too.
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -21,7 +21,7 @@ def metrics_folder() -> Iterator[None]:
     try:
         folder = TemporaryDirectory(prefix="compaction-proxy-metrics-", ignore_cleanup_errors=True)
     except OSError as error:
-        logs.logger(__name__).warning(logs.METRICS_NOT_SHARED, reason=error.strerror or "")
+        logs.logger(__name__).warning(log_events.METRICS_NOT_SHARED, reason=error.strerror or "")
         yield
         return
     with folder as os.environ[VARIABLE]:

@@ -18,7 +18,7 @@ from multiprocessing.context import SpawnProcess
 from socket import socket
 from types import FrameType
 
-from proxy import logs, serving
+from proxy import log_events, logs, serving
 from proxy.cli.foreground import listening, patience, scheme, tls_context
 from proxy.cli.reloading import Reread, reread
 from proxy.cli.shared_metrics import leave_metrics, metrics_folder
@@ -113,7 +113,7 @@ class _Parent:
         waits = patience(self.loaded.config.server)
         if self.end_by is None:
             running = sum(worker.process is not None for worker in self.workers)
-            logs.logger(__name__).info(logs.SERVING_STOPPING, workers=running)
+            logs.logger(__name__).info(log_events.SERVING_STOPPING, workers=running)
         self.end_by = time.monotonic() + (HURRIED_S if now else waits.accept_s + waits.drain_s + LATE_S)
         for worker in self.workers:
             worker.tell(STOP_NOW if now else STOP)
@@ -173,7 +173,7 @@ class _Parent:
             again = None if worker.due is None else round(worker.due - time.monotonic(), 1)
             level = logging.WARNING if process.exitcode else logging.INFO
             fields = {"worker": worker.number, "pid": process.pid, "code": process.exitcode}
-            logs.logger(__name__).log(level, logs.WORKER_ENDED, **fields, again_in_s=again)
+            logs.logger(__name__).log(level, log_events.WORKER_ENDED, **fields, again_in_s=again)
 
     def _mourn(self, worker: Worker) -> None:
         """Decide when a worker is replaced."""
@@ -219,4 +219,4 @@ def run_workers(loaded: Loaded, reread: Reread, started: Callable[[str], None]) 
         finally:
             for worker in workers:
                 worker.close()  # those still there end by themselves
-    logs.logger(__name__).info(logs.SERVING_STOPPED, workers=server.workers)
+    logs.logger(__name__).info(log_events.SERVING_STOPPED, workers=server.workers)

@@ -11,9 +11,10 @@ from typing import NamedTuple, TypeVar
 from proxy.compaction.allowance import Allowance
 from proxy.compaction.pace import Pace
 from proxy.compaction.summary_breaker import Place, SummaryBreaker, passing
+from proxy.core.summary_call import SummaryAnswer, SummaryCall
 from proxy.detail import CONTINUED, MAX_PROMPTS, Prompt, bounded_prompt
 from proxy.errors import SummaryFailed
-from proxy.ports import SummaryAnswer, SummaryCall, SummaryModel
+from proxy.ports import SummaryModel
 
 ATTEMPTS = 3
 FIRST_PAUSE_S = 0.2

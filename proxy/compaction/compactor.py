@@ -30,7 +30,7 @@ from proxy.dialects.overflow import Overflow
 from proxy.errors import CompactionError, SummaryFailed
 from proxy.guard import contained
 from proxy.learning import Learning
-from proxy.logs import COMPACTION_FAILED
+from proxy.log_events import COMPACTION_FAILED
 from proxy.reading import Reading
 
 # How often a request that was refused as too long is sent again, shorter each time.

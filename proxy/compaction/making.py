@@ -32,7 +32,7 @@ from proxy.detail import detail_item
 from proxy.errors import SummaryFailed
 from proxy.history import History, round_line
 from proxy.holdings import Holdings
-from proxy.logs import COMPACTION_STARTED
+from proxy.log_events import COMPACTION_STARTED
 from proxy.originals import Place
 from proxy.ports import Lease
 from proxy.reading import Reading

@@ -18,7 +18,7 @@ from proxy.compaction.telling import failed_event
 from proxy.core.checkpoint import Checkpoint
 from proxy.errors import SummaryFailed
 from proxy.history import History
-from proxy.logs import ROUND_CRASHED
+from proxy.log_events import ROUND_CRASHED
 
 # After a failed summary the conversation is not tried again for this long, in seconds.
 REST_S = 30.0

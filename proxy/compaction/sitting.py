@@ -9,8 +9,8 @@ from proxy.compaction.brief import Brief, SummaryRoute
 from proxy.compaction.portions import Group
 from proxy.core.policy import SummaryShape
 from proxy.core.summary import prompt
+from proxy.core.summary_call import SummaryCall
 from proxy.dialects.chat.completion import takes_cache_key
-from proxy.ports import SummaryCall
 
 # An answer takes at most this share of the summary model's window, whatever was asked for.
 ANSWER_SHARE = 0.25

@@ -24,9 +24,10 @@ from proxy.core.message import Message
 from proxy.core.policy import SummaryShape
 from proxy.core.sections import has_last_section, repair_sections
 from proxy.core.summary import aligned_prompt, is_unfinished, texts, validated
+from proxy.core.summary_call import Conversation, SummaryAnswer, SummaryCall
 from proxy.core.verifying import verified
 from proxy.errors import SummaryFailed
-from proxy.ports import Conversation, SummaryAnswer, SummaryCall, SummaryModel
+from proxy.ports import SummaryModel
 from proxy.reading import Reading
 
 __all__ = ["Aligned", "Brief", "Spent", "Summarising", "SummaryRoute", "Written"]

@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from proxy.core.message import Message
+from proxy.core.summary_call import Conversation, SummaryAnswer, SummaryCall
 from proxy.dialects.json_slices import Slice
 from proxy.errors import Shown
-from proxy.ports import Conversation, SummaryAnswer, SummaryCall
 
 
 class Members(NamedTuple):

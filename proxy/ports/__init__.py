@@ -6,18 +6,14 @@ Adapters implement these; one contract suite runs on every adapter of a port.
 from proxy.ports.full_text import Found, FullText, Passage, TextIndex
 from proxy.ports.http import HttpEngine, HttpRequest, HttpResponse
 from proxy.ports.models import (
-    Conversation,
     Discovery,
     Prices,
-    SummaryAnswer,
-    SummaryCall,
     SummaryModel,
     TokenCounter,
 )
 from proxy.ports.store import Entry, Lease, Record, Store
 
 __all__ = [
-    "Conversation",
     "Discovery",
     "Entry",
     "Found",
@@ -30,8 +26,6 @@ __all__ = [
     "Prices",
     "Record",
     "Store",
-    "SummaryAnswer",
-    "SummaryCall",
     "SummaryModel",
     "TextIndex",
     "TokenCounter",

@@ -3,11 +3,11 @@
 import json
 from typing import NamedTuple
 
+from proxy.core.summary_call import SummaryAnswer, SummaryCall
 from proxy.dialects.body import read
 from proxy.dialects.chat.completion import own_members, request_body
 from proxy.dialects.chat.wire import CHAT
 from proxy.errors import SummaryFailed, Unreadable
-from proxy.ports import SummaryAnswer, SummaryCall
 from proxy.rehearsal.provider import Prompt, Provider
 from proxy.rehearsal.summariser import TARGET_TOKENS, summarise
 

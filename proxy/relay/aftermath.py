@@ -15,7 +15,7 @@ from proxy.dialects.dialect import Dialect, Usage
 from proxy.errors import UpstreamError
 from proxy.guard import contained
 from proxy.learning import Learning
-from proxy.logs import NOT_OBSERVED
+from proxy.log_events import NOT_OBSERVED
 from proxy.noting import Notes
 from proxy.owners import Owners
 from proxy.ports import Discovery

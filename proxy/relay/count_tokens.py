@@ -21,7 +21,7 @@ from proxy.dialects.messages.wire import MESSAGES
 from proxy.errors import Overloaded, RequestRefused, Unreadable
 from proxy.guard import contained
 from proxy.learning import Learning
-from proxy.logs import NOT_OBSERVED
+from proxy.log_events import NOT_OBSERVED
 from proxy.reading import Gauge, Reading
 from proxy.relay.admission import Admission
 from proxy.relay.blind import Blind

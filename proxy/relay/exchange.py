@@ -16,7 +16,7 @@ from proxy.core.exchange import FAILED_FROM
 from proxy.core.upstream_failure import OUT_OF_SOCKETS
 from proxy.errors import Overloaded, Shown, UpstreamError, openai_error
 from proxy.guard import contained
-from proxy.logs import TAP_FAILED
+from proxy.log_events import TAP_FAILED
 from proxy.ports import HttpEngine, HttpRequest, HttpResponse
 from proxy.relay.admission import RETRY_AFTER_S
 from proxy.relay.headers import Headers, content_length, to_client, to_upstream

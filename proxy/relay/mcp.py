@@ -17,7 +17,7 @@ from proxy.body_budget import BodyHold
 from proxy.config.model import Config
 from proxy.errors import RequestRefused
 from proxy.guard import contained
-from proxy.logs import AGENT_NOT_ANSWERED
+from proxy.log_events import AGENT_NOT_ANSWERED
 from proxy.mcp.tools import NOT_INSTALLED, Answer, Tools
 from proxy.memory import Asker
 from proxy.relay.admission import Admission

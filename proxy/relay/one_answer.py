@@ -22,7 +22,7 @@ from proxy.dialects.dialect import AnswerJoiner, StreamJoiner
 from proxy.dialects.inflate import IDENTITY, Inflater
 from proxy.errors import Overloaded, UpstreamError
 from proxy.guard import contained
-from proxy.logs import TAP_FAILED
+from proxy.log_events import TAP_FAILED
 from proxy.ports.http import HttpResponse
 from proxy.relay.exchange import PEEK_BYTES, Answer, relay_back, send_error
 from proxy.relay.headers import Headers, to_client

@@ -22,7 +22,7 @@ from proxy.dialects.overflow import detect
 from proxy.dialects.reader import LITTLE_BYTES
 from proxy.errors import Unreadable
 from proxy.guard import contained
-from proxy.logs import RECALL_FAILED
+from proxy.log_events import RECALL_FAILED
 from proxy.memory import Asker, Memory
 from proxy.ports.http import HttpRequest
 from proxy.relay.exchange import PEEK_BYTES, Answer

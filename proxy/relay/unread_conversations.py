@@ -19,7 +19,7 @@ from proxy.dialects.dialect import Dialect
 from proxy.dialects.project_instructions import drop_instructions, find_client_by_members, find_client_of
 from proxy.errors import Unreadable
 from proxy.guard import contained
-from proxy.logs import NOT_OBSERVED
+from proxy.log_events import NOT_OBSERVED
 
 # Larger requests are in no hurry to be listed: they will soon be read anyway.
 MAX_BYTES = 786_432

@@ -12,7 +12,7 @@ import structlog
 from proxy.core import upstream_failure as causes
 from proxy.core.exchange import FAILED_FROM
 from proxy.core.upstream_failure import is_failure_status, is_server_error, name_status
-from proxy.logs import UPSTREAM_FAILED, UPSTREAM_RECOVERED
+from proxy.log_events import UPSTREAM_FAILED, UPSTREAM_RECOVERED
 from proxy.storage.throttle import Throttle
 
 # Pairs of a target and a cause that are remembered in order to log each once a minute.

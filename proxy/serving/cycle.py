@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from proxy.errors import Crashed, RequestRefused, openai_error
 from proxy.guard import contained
-from proxy.logs import REQUEST_CRASHED
+from proxy.log_events import REQUEST_CRASHED
 
 # A head and what it waited for go out in one write up to this, in bytes.
 JOINED_BYTES = 65_536

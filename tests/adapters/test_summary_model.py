@@ -13,8 +13,8 @@ import pytest
 from proxy.adapters.aiohttp_engine import AiohttpEngine
 from proxy.adapters.engine_transport import EngineTransport
 from proxy.adapters.summary_model import MAX_ANSWER_BYTES, MAX_MODELS, HttpSummaryModel
+from proxy.core.summary_call import SummaryAnswer, SummaryCall
 from proxy.errors import SummaryFailed
-from proxy.ports import SummaryAnswer, SummaryCall
 
 SAID = {"choices": [{"message": {"content": "Done."}, "finish_reason": "stop"}]}
 SAID_BYTES = json.dumps(SAID).encode()

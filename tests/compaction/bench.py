@@ -28,6 +28,7 @@ from proxy.compaction.summarising import Summarising
 from proxy.compaction.viewer import Viewer
 from proxy.config.model import Config, for_model
 from proxy.core.event import Event
+from proxy.core.summary_call import SummaryAnswer, SummaryCall
 from proxy.counting import Counting
 from proxy.dialects.body import read
 from proxy.dialects.chat.wire import CHAT
@@ -35,7 +36,7 @@ from proxy.dialects.dialect import Usage
 from proxy.errors import StoreUnavailable, SummaryFailed
 from proxy.history import History
 from proxy.learning import Learning
-from proxy.ports import Store, SummaryAnswer, SummaryCall
+from proxy.ports import Store
 from proxy.pricing import Pricing
 from proxy.reading import Reading
 from proxy.relay.identity import minted

@@ -4,8 +4,8 @@ import json
 from itertools import pairwise
 
 from proxy.compaction.fitting import Fit, Mode, Status
+from proxy.core.summary_call import SummaryAnswer
 from proxy.errors import SummaryFailed
-from proxy.ports import SummaryAnswer
 from tests.compaction.bench import (
     RECORD,
     Answer,

@@ -10,9 +10,9 @@ import pytest
 from proxy.adapters.memory_store import MemoryStore
 from proxy.compaction.fitting import Mode, Status
 from proxy.config.model import Config, for_model
+from proxy.core.summary_call import SummaryAnswer
 from proxy.dialects.overflow import Overflow
 from proxy.errors import StoreUnavailable, SummaryFailed
-from proxy.ports import SummaryAnswer
 from tests.compaction.bench import (
     Bench,
     JsonObject,

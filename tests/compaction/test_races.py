@@ -12,7 +12,7 @@ from proxy.adapters.store_url import open_store
 from proxy.compaction import turns as leases
 from proxy.compaction.fitting import Status
 from proxy.core.policy import STRATEGIES
-from proxy.ports import SummaryAnswer
+from proxy.core.summary_call import SummaryAnswer
 from tests.compaction.bench import RECORD, Bench, Summaries, bench, forwarded, loop, prefix, says, talk, user
 from tests.redis_servers import RedisServer
 

@@ -18,12 +18,12 @@ from proxy.compaction.summarising import Aligned, Brief, Spent, Summarising, Sum
 from proxy.core.message import Call, Message
 from proxy.core.policy import ITERATIONS, SummaryShape
 from proxy.core.sections import Section
+from proxy.core.summary_call import SummaryAnswer, SummaryCall
 from proxy.counting import Counting
 from proxy.dialects.body import read
 from proxy.dialects.chat.completion import own_members, request_body
 from proxy.dialects.chat.wire import CHAT
 from proxy.errors import SummaryFailed
-from proxy.ports import SummaryAnswer, SummaryCall
 from proxy.reading import Gauge, Reading
 
 SHAPE = SummaryShape(prompt="chained", tokens=200, max_tokens=250)

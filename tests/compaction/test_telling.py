@@ -8,9 +8,9 @@ import pytest
 from proxy.adapters.memory_store import MemoryStore
 from proxy.compaction.fitting import Status
 from proxy.core.event import COMPACTED, FAILED, INSTALLED, MEASURED
+from proxy.core.summary_call import SummaryAnswer
 from proxy.detail import KEPT, MAX_PROMPTS, STAND_IN, Details, Prompt
 from proxy.errors import SummaryFailed
-from proxy.ports import SummaryAnswer
 from tests.compaction.bench import (
     RECORD,
     ROUTE,

@@ -7,7 +7,7 @@ import pytest
 
 from proxy.compaction.fitting import Fit, Status
 from proxy.core.event import COMPACTED
-from proxy.ports import SummaryAnswer
+from proxy.core.summary_call import SummaryAnswer
 from tests.compaction.bench import (
     RECORD,
     TRIGGER,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.core.message import Message
+from proxy.core.summary_call import Conversation, SummaryAnswer, SummaryCall
 from proxy.dialects.body import read
 from proxy.dialects.messages.completion import (
     CLIENT_ALLOWANCE_TOKENS,
@@ -17,7 +18,6 @@ from proxy.dialects.messages.completion import (
 from proxy.dialects.messages.message import message
 from proxy.dialects.messages.wire import MESSAGES
 from proxy.errors import SummaryFailed
-from proxy.ports import Conversation, SummaryAnswer, SummaryCall
 
 CALL = SummaryCall(
     url="http://x/v1/messages",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from proxy.core.summary_call import Conversation, SummaryAnswer, SummaryCall
 from proxy.dialects.chat.completion import (
     CLIENT_EFFORT_ALLOWANCE_TOKENS,
     REASONING_ALLOWANCE_TOKENS,
@@ -13,7 +14,6 @@ from proxy.dialects.chat.completion import (
 )
 from proxy.dialects.responses.wire import RESPONSES
 from proxy.errors import SummaryFailed
-from proxy.ports import Conversation, SummaryAnswer, SummaryCall
 
 CALL = SummaryCall(
     url="http://x/v1/responses",

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from proxy.core.policy import STRATEGIES
-from proxy.ports import SummaryAnswer, SummaryCall
+from proxy.core.summary_call import SummaryAnswer, SummaryCall
 from tests.compaction.bench import RECORD, RUN_MARK, Bench, JsonObject, bench, forwarded
 from tests.summaries import put_as_asked
 

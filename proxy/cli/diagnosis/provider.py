@@ -11,10 +11,10 @@ from proxy.adapters.summary_model import HttpSummaryModel
 from proxy.cli.diagnosis.finding import ERROR, NOTE, OK, WARNING, Finding
 from proxy.compaction.policies import policy_for
 from proxy.config.model import Config, ModelSettings, for_model
+from proxy.core.summary_call import SummaryCall
 from proxy.core.windows import FALLBACK_WINDOW, shipped_window
 from proxy.errors import SummaryFailed, UpstreamError
 from proxy.parts import opened_engine
-from proxy.ports import SummaryCall
 from proxy.relay.summary_routes import CHEAP_MODELS
 
 DEADLINE_S = 10.0

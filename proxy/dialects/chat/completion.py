@@ -12,10 +12,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from proxy.core.message import Message
+from proxy.core.summary_call import Conversation, SummaryAnswer, SummaryCall
 from proxy.dialects.chat.message import compose
 from proxy.dialects.json_slices import members
 from proxy.errors import SummaryFailed
-from proxy.ports import Conversation, SummaryAnswer, SummaryCall
 
 # Models that think before they answer: they take no temperature and name their output limit differently, and
 # what they think counts towards it.

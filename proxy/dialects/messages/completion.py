@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from proxy.core.message import Message
 from proxy.core.model_names import bare_name, is_new_claude
+from proxy.core.summary_call import Conversation, SummaryAnswer, SummaryCall
 from proxy.dialects.json_slices import elements, members
 from proxy.dialects.messages.joining import joined
 from proxy.dialects.messages.pieces import pieces
@@ -17,7 +18,6 @@ from proxy.dialects.messages.thoughts import suited
 from proxy.dialects.messages.usage import usage_tap
 from proxy.dialects.usage import mapping, parsed
 from proxy.errors import SummaryFailed
-from proxy.ports import Conversation, SummaryAnswer, SummaryCall
 
 # What a model may think where nobody has said how much: on its own account, and as the client has it think,
 # which has to stay because the provider's cache knows the prompt with it.

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from proxy.core.message import Message
+from proxy.core.summary_call import Conversation, SummaryAnswer, SummaryCall
 from proxy.dialects.chat.completion import ACKNOWLEDGEMENT, allowance_tokens
 from proxy.dialects.json_slices import members
 from proxy.dialects.responses.items import ANSWER_OF
 from proxy.dialects.responses.message import joined, kind_of
 from proxy.dialects.usage import believed, mapping, parsed
 from proxy.errors import SummaryFailed
-from proxy.ports import Conversation, SummaryAnswer, SummaryCall
 
 # The lowest that all models take which can reason: newer ones take no `minimal`, and older ones no `none`.
 EFFORT: Final = "low"
