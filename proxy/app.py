@@ -1,8 +1,10 @@
 """The composition root: builds everything from a configuration, and owns its life cycle."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from secrets import token_hex
 
+from fastapi import FastAPI
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -28,11 +30,12 @@ from proxy.ports import Store
 from proxy.rehearsal.rebuilding import stored
 from proxy.rehearsal.rehearsing import Rehearsing
 from proxy.relay.admission import Admission
-from proxy.relay.asgi import Dispatcher
+from proxy.relay.asgi import Dispatcher, RelayHandler
 from proxy.relay.gate import Gate, gates
 from proxy.relay.identity import origin
 from proxy.relay.known_clients import KnownClients
 from proxy.relay.mcp import Mcp
+from proxy.relay.routes import create_relay_routes
 from proxy.steering import Steering
 from proxy.watching import Watching
 
@@ -96,8 +99,8 @@ def _steering(parts: Parts) -> Steering:
     )
 
 
-def _admin(config: Config, parts: Parts, loaded: Loaded | None, stopping: Callable[[], bool]) -> ASGIApp:
-    """What answers our own paths."""
+def _create_api(config: Config, parts: Parts, loaded: Loaded | None, stopping: Callable[[], bool]) -> FastAPI:
+    """Returns the FastAPI application: the admin API, health and metrics."""
     steering = _steering(parts)
     access = _access(config)
     settings = Settings(config)
@@ -106,8 +109,7 @@ def _admin(config: Config, parts: Parts, loaded: Loaded | None, stopping: Callab
     watching = _watching(config, parts)
     rehearsing = Rehearsing(config, stored(steering, watching))
     api = Api(steering, watching, access, settings, stopping, (replay_routes(rehearsing),))
-    app = create_admin(parts.readiness, config.server.base_path, api, parts.measured)
-    return beginning(with_pages(app, access, config.server.base_path), parts.records)
+    return create_admin(parts.readiness, config.server.base_path, api, parts.measured, parts.running)
 
 
 def _pays(config: Config) -> bool:
@@ -150,6 +152,9 @@ class Proxy:
         config: The configuration.
         parts: What lives as long as the process.
         loaded: Where the configuration is from, for those who ask; None: nobody knows.
+
+    Attributes:
+        api: The FastAPI application: our own paths, and the compacted endpoints by their usual paths.
     """
 
     def __init__(self, config: Config, parts: Parts, loaded: Loaded | None) -> None:
@@ -198,18 +203,27 @@ class Proxy:
         def ending() -> bool:  # of streams: those who were admitted may not be any more
             return self._life.stopping() or self._admitted != admitted
 
-        answering = endpoints(config, parts, self._hop, self._gates, admission)
-        return Dispatcher(
-            admin=HeldBodies(_admin(config, parts, loaded, ending), admission.bodies),
-            wires=answering.wires,
-            posts=answering.posts,
-            blind=answering.blind,
+        base_path = config.server.base_path
+        relay = partial(
+            RelayHandler,
             hop=self._hop,
-            compact=answering.compact,
-            mcp=_mcp(config, parts, admission),
             clients=_known_clients(config, guarded=_pays(config)),
-            base_path=config.server.base_path,
             keep_alive_s=config.server.keep_alive_s,
+        )
+        answering = endpoints(config, parts, self._hop, self._gates, admission)
+        wires = {name: relay(endpoint) for name, endpoint in answering.wires.items()}
+        compact = relay(answering.compact)
+        self.api = _create_api(config, parts, loaded, ending)
+        self.api.router.routes.extend(create_relay_routes(wires, compact, base_path))
+        admin = beginning(with_pages(self.api, self._admitted, base_path), parts.records)
+        return Dispatcher(
+            admin=HeldBodies(admin, admission.bodies),
+            wires=wires,
+            posts={path: relay(endpoint) for path, endpoint in answering.posts.items()},
+            blind=relay(answering.blind),
+            compact=compact,
+            mcp=relay(_mcp(config, parts, admission)),
+            base_path=base_path,
             lifespan=self._life,
         )
 

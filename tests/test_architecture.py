@@ -59,7 +59,7 @@ OWNERS = {
     "blake3": {"dialects"},
     "brotli": {"dialects"},
     "compression": {"dialects"},  # of the standard library from Python 3.14 on
-    "fastapi": {"admin"},
+    "fastapi": {"admin", "app", "relay"},
     "httptools": {"adapters", "serving"},
     "mcp": {"mcp"},
     "mcp_types": {"mcp"},

@@ -16,7 +16,8 @@ from proxy.logs import CONTROL, escape, scrub
 
 def logged(code: str, style: str = "json") -> list[str]:
     """Lines on stderr of a program that has set logging up."""
-    start = f"import logging\nfrom proxy import log_events, logs\nlogs.configure({style!r})\nlog = logs.logger('proxy.x')\n"
+    start = "import logging\nfrom proxy import log_events, logs\n"
+    start += f"logs.configure({style!r})\nlog = logs.logger('proxy.x')\n"
     environ = {"PYTHONPATH": str(Path(proxy.__file__).parent.parent)}
     done = subprocess.run(
         [sys.executable, "-c", start + code],

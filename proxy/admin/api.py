@@ -142,5 +142,5 @@ def install(app: FastAPI, given: Api, base_path: str, routers: Iterable[APIRoute
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(StoreUnavailable, _away)
     app.add_exception_handler(SearchUnavailable, _unsearchable)
-    app.add_middleware(Bounded)
+    app.add_middleware(Bounded, path=f"{base_path}/admin")
     app.add_middleware(Guard, access=given.access, path=f"{base_path}/admin")

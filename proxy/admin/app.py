@@ -8,6 +8,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.status import HTTP_400_BAD_REQUEST, HTTP_413_CONTENT_TOO_LARGE
+from starlette.types import Lifespan
 
 from proxy import __version__
 from proxy.admin import conversations, events, export, overall, steering
@@ -78,6 +79,7 @@ def create_admin(
     base_path: str = "",
     api: Api | None = None,
     metrics: Written | None = None,
+    lifespan: Lifespan[FastAPI] | None = None,
 ) -> FastAPI:
     """The application behind our own paths, all of them under `base_path`.
 
@@ -86,6 +88,7 @@ def create_admin(
         base_path: Empty, or a path that starts with `/` and does not end with it.
         api: What the admin API needs; None: there is none.
         metrics: Gives what `/metrics` answers; None: there is nothing.
+        lifespan: Opens and closes what the application needs, where a server runs it by itself.
     """
     app = FastAPI(
         title="compaction-proxy admin",
@@ -94,6 +97,7 @@ def create_admin(
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
+        lifespan=lifespan,
     )
     app.include_router(_health(readiness), prefix=base_path, include_in_schema=False)
     if metrics is not None:

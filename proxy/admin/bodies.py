@@ -19,19 +19,22 @@ REPLAY = "/admin/v1/replay"
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """Refuses with 413 to read more than `MAX_BODY_BYTES` of a body. Pure ASGI.
+    """Refuses with 413 to read more than `MAX_BODY_BYTES` of a body below a path. Pure ASGI.
 
     Starlette has a limit of its own, whose answer cannot be given OpenAI's shape.
 
     Attributes:
         app: What is behind it; turns an HTTPException into an answer.
+        path: Requests whose path does not begin so are not bounded.
     """
 
     app: ASGIApp
+    path: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; what is not asked for is not read."""
-        if scope["type"] == "http" and scope["path"].endswith(REPLAY):
+        path = scope.get("path", "")
+        if not path.startswith(self.path) or path.endswith(REPLAY):
             await self.app(scope, receive, send)
             return
         left = MAX_BODY_BYTES

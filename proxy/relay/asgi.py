@@ -1,11 +1,10 @@
-"""The front door: a pure ASGI application that decides who answers a request."""
+"""The front door: pure ASGI, decides which handler answers a request, and turns errors into answers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from starlette.requests import ClientDisconnect
-from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.body_budget import OUT_OF_MEMORY, RETRY_AFTER_S
@@ -29,62 +28,26 @@ def _offers_websocket(upgrade: bytes) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Dispatcher:
-    """Hands each request to the one who answers it, and turns our errors into JSON.
+class RelayHandler:
+    """An endpoint behind what holds for every request that is relayed. Pure ASGI.
 
-    Errors are expected before the response has started; later there is nothing left to say.
+    It checks the client's key, refuses loops and WebSockets, keeps silent event streams alive, and turns our
+    errors into JSON. Errors are expected before the response has started; later there is nothing left to say.
 
     Attributes:
-        admin: Answers our own paths, `base_path` included.
-        wires: Answer the compacted paths, by the dialect's name.
-        blind: Answers everything else.
+        endpoint: Answers the request.
         hop: The mark of this installation, 16 hex digits.
-        compact: Answers `/v1/compact` below `base_path`, to whom requests are relayed; None: `admin` does.
-        posts: Answer other posts that are read, by how their paths end.
-        mcp: Answers `/mcp` below `base_path`, for the same clients; None: `admin` does.
         clients: Who may have requests relayed.
-        base_path: Where our own paths live instead of the root.
-        keep_alive_s: Seconds of silence after which a relayed event stream gets a comment; 0: never.
-        lifespan: Is given the server's lifespan events; by default nothing has to be done.
+        keep_alive_s: Seconds of silence after which an event stream gets a comment; 0: never.
     """
 
-    admin: ASGIApp
-    wires: Mapping[str, ASGIApp]
-    blind: ASGIApp
+    endpoint: ASGIApp
     hop: str
-    compact: ASGIApp | None = None
-    posts: Mapping[bytes, ASGIApp] = field(default_factory=dict)
-    mcp: ASGIApp | None = None
     clients: KnownClients = EVERYBODY
-    base_path: str = ""
     keep_alive_s: float = 0.0
-    lifespan: ASGIApp = field(default_factory=Router)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or run the server's life cycle."""
-        if scope["type"] == "lifespan":
-            await self.lifespan(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close"})  # before accepting: the server answers 403
-        elif not is_own(scope["path"], self.base_path):
-            wire = dialect_of(scope["method"], scope["raw_path"])
-            endpoint = self._unread(scope) if wire is None else self.wires[wire.name]
-            await self._relay(endpoint, scope, receive, send)
-        elif self.compact is not None and scope["path"] == self.base_path + COMPACT_PATH:
-            await self._relay(self.compact, scope, receive, send)
-        elif self.mcp is not None and scope["path"] == self.base_path + MCP_PATH:
-            await self._relay(self.mcp, scope, receive, send)
-        else:
-            await self.admin(scope, receive, send)
-
-    def _unread(self, scope: Scope) -> ASGIApp:
-        """Who answers a request that is no conversation's."""
-        if scope["method"] != "POST":
-            return self.blind
-        path = scope["raw_path"]
-        return next((app for ending, app in self.posts.items() if path.endswith(ending)), self.blind)
-
-    async def _relay(self, endpoint: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
         try:
             first = first_values(scope["headers"])
             scope["headers"] = self.clients.admit(scope["headers"], first)
@@ -94,12 +57,61 @@ class Dispatcher:
                 await send_error(send, _WEBSOCKET, _ASK_IN_HTTP)
             elif self.keep_alive_s:
                 with kept_alive(send, self.keep_alive_s) as audible:
-                    await endpoint(scope, receive, audible)
+                    await self.endpoint(scope, receive, audible)
             else:
-                await endpoint(scope, receive, send)
+                await self.endpoint(scope, receive, send)
         except (RequestRefused, Overloaded, UpstreamError) as error:
             await send_error(send, error, shape=error_shape(scope))
         except MemoryError:
             await send_error(send, Overloaded(RETRY_AFTER_S, OUT_OF_MEMORY), shape=error_shape(scope))
         except ClientDisconnect:
             return
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatcher:
+    """Hands each request to its handler.
+
+    Attributes:
+        admin: Answers our own paths, `base_path` included.
+        wires: Answer the compacted paths, by the dialect's name.
+        blind: Answers everything else.
+        compact: Answers `/v1/compact` below `base_path`.
+        posts: Answer other posts that are read, by how their paths end.
+        mcp: Answers `/mcp` below `base_path`.
+        base_path: Where our own paths live instead of the root.
+        lifespan: Is given the server's lifespan events.
+    """
+
+    admin: ASGIApp
+    wires: Mapping[str, ASGIApp]
+    blind: ASGIApp
+    compact: ASGIApp
+    posts: Mapping[bytes, ASGIApp]
+    mcp: ASGIApp
+    base_path: str
+    lifespan: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or run the server's life cycle."""
+        if scope["type"] == "lifespan":
+            await self.lifespan(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close"})  # before accepting: the server answers 403
+        elif not is_own(scope["path"], self.base_path):
+            wire = dialect_of(scope["method"], scope["raw_path"])
+            handler = self._find_handler(scope) if wire is None else self.wires[wire.name]
+            await handler(scope, receive, send)
+        elif scope["path"] == self.base_path + COMPACT_PATH:
+            await self.compact(scope, receive, send)
+        elif scope["path"] == self.base_path + MCP_PATH:
+            await self.mcp(scope, receive, send)
+        else:
+            await self.admin(scope, receive, send)
+
+    def _find_handler(self, scope: Scope) -> ASGIApp:
+        """Returns the handler of a request that is no conversation's."""
+        if scope["method"] != "POST":
+            return self.blind
+        path = scope["raw_path"]
+        return next((app for ending, app in self.posts.items() if path.endswith(ending)), self.blind)

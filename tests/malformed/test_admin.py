@@ -75,6 +75,7 @@ def test_nothing_that_the_description_allows_or_forbids_is_a_fault_of_ours(
     client.request("GET", "/admin/v1/openapi.json")
     described = schemathesis.openapi.from_dict(json.loads(client.getresponse().read()))
     operations = [found.ok() for found in described.get_all_operations()]
+    operations = [each for each in operations if each.path.startswith("/admin")]
     statuses: dict[int, int] = {}
     for operation in operations:
         cases = st.one_of(
