@@ -122,6 +122,8 @@ _STATUS_KEYS = ("status", "result", "state", "outcome")
 _FAILING = frozenset({"error", "failed", "failure", "fail", "denied", "rejected", "invalid", "unsuccessful"})
 _TOLD_KEYS = ("id", "status", "order_id", "ticket_id", "booking_id", "reservation_id", "confirmation")
 _ID = re.compile(r"(?=\D{0,40}\d)[\w.-]{2,40}")
+# Arguments whose values say themselves what they are.
+_PATH_KEYS = frozenset({"path", "file", "file_path", "filepath", "filename", "file_name", "target_file"})
 _OLD_KEY = re.compile(r"old(?:_?(?:str|string|text|content|code))?\Z", re.IGNORECASE)
 _NEW_KEY = re.compile(r"new(?:_?(?:str|string|text|content|code))?\Z", re.IGNORECASE)
 _BULKY = frozenset(
@@ -506,6 +508,11 @@ def _by_name(arguments: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
     return named
 
 
+def describe_argument(name: str, *values: str) -> str:
+    """Returns values behind their name; a path stands alone."""
+    return " ".join(filter(None, ["" if name.lower() in _PATH_KEYS else name, *values]))
+
+
 def _listed(named: Mapping[str, Sequence[str]]) -> str:
     """Arguments as text; the values of one name stand together."""
-    return ", ".join(" ".join(filter(None, [name, *values])) for name, values in named.items())
+    return ", ".join(describe_argument(name, *values) for name, values in named.items())

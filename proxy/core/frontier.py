@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from proxy.core import cues
-from proxy.core.actions import Action, describe_briefly, read_action
+from proxy.core.actions import Action, describe_argument, describe_briefly, read_action
 from proxy.core.client_forms import find_user_messages
 from proxy.core.cues import Kind
 from proxy.core.defang import defanged, visible
@@ -457,9 +457,8 @@ class _Reader:
 
 
 def _name_call(action: Action) -> str:
-    """A tool and the thing that it was called with; a path needs no name."""
-    name, value = action.arguments[0] if action.arguments else ("", "")
-    return " ".join(filter(None, [action.tool, "" if "/" in value or "." in value else name, value]))
+    """A tool and the thing that it was called with."""
+    return " ".join([action.tool, *(describe_argument(*each) for each in action.arguments[:1])])
 
 
 def _told(action: Action) -> str:
