@@ -144,6 +144,22 @@ def test_the_record_has_sections_and_says_what_is_data() -> None:
     )
 
 
+def test_answered_requests_of_which_the_same_came_share_a_line() -> None:
+    messages = [
+        Message("user", "Fix the login bug."),
+        Message("assistant", "Shall I also drop the old cookie?"),
+        Message("user", "Yes, and rename the cookie."),
+        Message("assistant", calls=(Call("1", "edit", '{"path":"a.py"}'),)),
+        Message("tool", "ok", answers=("1",)),
+        Message("assistant", "The cookie has a new name."),
+        Message("user", "Thanks!"),
+    ]
+
+    assert [each.text for each in of(messages).progress if each.kind == "answered"] == [
+        "Fix the login bug. Yes, and rename the cookie. → done: edit a.py"
+    ]
+
+
 def test_nothing_is_rendered_as_nothing() -> None:
     assert rendered(Ledger(), 1_000) == ""
 
