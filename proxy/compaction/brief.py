@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from proxy.compaction.asking import Account, Spent
-from proxy.core.frontier import State
+from proxy.core.frontier import RequestState
 from proxy.core.message import Message
 from proxy.core.policy import SummaryShape
 from proxy.dialects.body import Body
@@ -89,7 +89,7 @@ class Brief:
     deadline_s: float = 0.0
     spent: Spent = field(default_factory=Spent, compare=False)
     said: tuple[Message, ...] = field(default=(), repr=False)
-    states: Mapping[tuple[int, str], State] = field(default_factory=dict, repr=False)
+    states: Mapping[tuple[int, str], RequestState] = field(default_factory=dict, repr=False)
 
     @property
     def characters(self) -> int:

@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from proxy.core.actions import Action, read_action
 from proxy.core.facts import Shown, shown
-from proxy.core.frontier import Frontier, Reply, read_frontier, read_reply
+from proxy.core.frontier import Frontier, ReplyReading, read_frontier, read_reply
 from proxy.core.message import Call, Message
 from proxy.core.standing import Standing, said_by_users
 from proxy.core.statements import Statement, statements
@@ -53,7 +53,7 @@ def _shown(content: _Content) -> tuple[Shown, ...]:
     return shown(Message(role, text, calls=calls, answers=answers))
 
 
-def _acted(asked: tuple[Call, str | None]) -> Action:
+def _read_call(asked: tuple[Call, str | None]) -> Action:
     return read_action(*asked)
 
 
@@ -79,7 +79,7 @@ class Gleanings:
     def __init__(self, max_held: int = MAX_HELD_CHARACTERS) -> None:
         self._said = _Memory(statements, max_held)
         self._seen = _Memory(_shown, max_held)
-        self._actions = _Memory(_acted, max_held // 2)
+        self._actions = _Memory(_read_call, max_held // 2)
         self._replies = _Memory(read_reply, max_held // 2)
         self._standings: OrderedDict[Standing, _Kept] = OrderedDict()
         self._max_held = max_held
@@ -121,7 +121,7 @@ class Gleanings:
     def _act(self, call: Call, result: str | None) -> Action:
         return self._actions((call, result), len(call.arguments) + len(result or ""))
 
-    def _reply(self, text: str) -> Reply:
+    def _reply(self, text: str) -> ReplyReading:
         return self._replies(text, len(text))
 
     def seen(self, message: Message) -> tuple[Shown, ...]:

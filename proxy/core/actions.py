@@ -122,6 +122,8 @@ _STATUS_KEYS = ("status", "result", "state", "outcome")
 _FAILING = frozenset({"error", "failed", "failure", "fail", "denied", "rejected", "invalid", "unsuccessful"})
 _TOLD_KEYS = ("id", "status", "order_id", "ticket_id", "booking_id", "reservation_id", "confirmation")
 _ID = re.compile(r"(?=\D{0,40}\d)[\w.-]{2,40}")
+# Arguments whose values say themselves what they are.
+_PATH_KEYS = frozenset({"path", "file", "file_path", "filepath", "filename", "file_name", "target_file"})
 _OLD_KEY = re.compile(r"old(?:_?(?:str|string|text|content|code))?\Z", re.IGNORECASE)
 _NEW_KEY = re.compile(r"new(?:_?(?:str|string|text|content|code))?\Z", re.IGNORECASE)
 _BULKY = frozenset(
@@ -204,14 +206,14 @@ def read_action(call: Call, result: str | None) -> Action:
     if command:
         shown = list(_quote_command(command))
     elif arguments:
-        shown = list(islice(_key_arguments(arguments), MAX_ARGUMENTS))
+        shown = list(islice(_find_key_arguments(arguments), MAX_ARGUMENTS))
     else:
-        shown = [("", text) for text in [_short(call.arguments)] if text and text not in {"{}", "[]"}]
+        shown = [("", text) for text in [_shorten(call.arguments)] if text and text not in {"{}", "[]"}]
     tool = one_line(call.name, ARGUMENT_CHARACTERS)
     return Action(tool, tuple(shown), outcome, effect, has_failed, result is not None)
 
 
-def name_words(name: str) -> list[str]:
+def split_name(name: str) -> list[str]:
     """Returns the words of a tool's name, in lower case."""
     return [word.lower() for word in _NAME_WORD.findall(name)]
 
@@ -242,7 +244,7 @@ def _judge_call(call: Call, arguments: Mapping[str, object]) -> Effect:
     for key, value in arguments.items():
         if isinstance(value, str) and (effect := _judge_argument(key.lower(), value)) is not Effect.UNKNOWN:
             return effect
-    for word in name_words(call.name[:MAX_NAME_CHARACTERS]):
+    for word in split_name(call.name[:MAX_NAME_CHARACTERS]):
         if word in _READ_VERBS or (word in _READS_FILES and "path" in arguments):
             return Effect.READ
         if word in _WRITE_VERBS:
@@ -252,7 +254,7 @@ def _judge_call(call: Call, arguments: Mapping[str, object]) -> Effect:
 
 def _judge_argument(key: str, value: str) -> Effect:
     """What an argument shows: the verb of a tool with several, an HTTP method, or SQL."""
-    verb = next(iter(name_words(value[:MAX_NAME_CHARACTERS])), "")
+    verb = next(iter(split_name(value[:MAX_NAME_CHARACTERS])), "")
     reads = (key in _SUBCOMMANDS and verb in _READ_VERBS) or (key in _METHOD_KEYS and verb in _METHOD_READS)
     writes = (key in _SUBCOMMANDS and verb in _WRITE_VERBS) or (
         key in _METHOD_KEYS and verb in _METHOD_WRITES
@@ -262,21 +264,21 @@ def _judge_argument(key: str, value: str) -> Effect:
     return Effect.READ if reads or (key in _SQL_KEYS and _SQL_READ.match(value)) else Effect.UNKNOWN
 
 
-def _values_of(name: str, value: object, depth: int = 0) -> Iterator[tuple[str, str]]:
+def _list_values(name: str, value: object, depth: int = 0) -> Iterator[tuple[str, str]]:
     """Leaves of arguments, each with the name of the top-level argument it stands in."""
     if isinstance(value, Mapping):
         for inner in value.values() if depth < MAX_DEPTH else ():
-            yield from _values_of(name, inner, depth + 1)
+            yield from _list_values(name, inner, depth + 1)
     elif isinstance(value, list):
         for inner in value if depth < MAX_DEPTH else ():
-            yield from _values_of(name, inner, depth + 1)
+            yield from _list_values(name, inner, depth + 1)
     elif isinstance(value, str):
         yield name, value
     elif value is not None:
         yield name, json.dumps(value)
 
 
-def _short(value: str) -> str:
+def _shorten(value: str) -> str:
     """A value as it may be quoted; "" where it is a text that says too much."""
     value = visible(value[:MAX_CHARACTERS])
     text = one_line(value, ARGUMENT_CHARACTERS + 1)
@@ -293,15 +295,15 @@ def _quote_command(command: str) -> Iterator[tuple[str, str]]:
         yield "", line
 
 
-def _key_arguments(arguments: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+def _find_key_arguments(arguments: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """Names and short values of arguments; of an edit what it changes, and nothing of a whole file."""
     known: set[str] = set()
     for key, value in arguments.items():
         if _OLD_KEY.match(key) or _NEW_KEY.match(key) or key.lower() in _BULKY:
             continue
         label = "" if " " in key else one_line(key, MAX_NAME_CHARACTERS)
-        for name, leaf in _values_of(label, value):
-            text = _short(leaf)
+        for name, leaf in _list_values(label, value):
+            text = _shorten(leaf)
             if text and (text not in known or not isinstance(value, dict | list)):
                 known.add(text)
                 yield name, text
@@ -313,12 +315,12 @@ def _find_change(arguments: Mapping[str, object]) -> str:
     """The first line that an edit adds, or the first that it takes out; "" for none."""
     old = next((v for k, v in arguments.items() if _OLD_KEY.match(k) and isinstance(v, str)), "")
     new = next((v for k, v in arguments.items() if _NEW_KEY.match(k) and isinstance(v, str)), "")
-    if added := _first_new_line(new, old):
-        return _short(f"+ {added}")
-    return _short(f"- {gone}") if (gone := _first_new_line(old, new)) else ""
+    if added := _find_new_line(new, old):
+        return _shorten(f"+ {added}")
+    return _shorten(f"- {gone}") if (gone := _find_new_line(old, new)) else ""
 
 
-def _first_new_line(text: str, other: str) -> str:
+def _find_new_line(text: str, other: str) -> str:
     """The first line that one text has and another has not; "" for none."""
     known = frozenset(line.strip() for line in other[:MAX_CHARACTERS].splitlines())
     lines = (line.strip() for line in text[:MAX_CHARACTERS].splitlines())
@@ -392,7 +394,7 @@ def _find_json_failure(held: Mapping[str, object]) -> str:
     return f"exit code {held['exit_code']}" if held.get("exit_code") not in (None, 0) else ""
 
 
-class Line(NamedTuple):
+class ActionLine(NamedTuple):
     """What is told of calls of one tool with one thing.
 
     Attributes:
@@ -410,7 +412,7 @@ class Line(NamedTuple):
 
 def describe_actions(
     actions: Sequence[tuple[int, Action]], characters: int = LINE_CHARACTERS
-) -> Iterator[Line]:
+) -> Iterator[ActionLine]:
     """Yields lines that tell of calls: first what has succeeded, then what has not, each the newest first.
 
     Calls of one tool with one thing make one line: what they share stands once, and behind it what each had
@@ -423,7 +425,9 @@ def describe_actions(
     for group in _group_calls(actions):
         calls = tuple(action for _, action in group)
         text = _describe(calls, characters)
-        yield Line(group[-1][0], text, describe_briefly(calls[-1]), all(each.has_failed for each in calls))
+        yield ActionLine(
+            group[-1][0], text, describe_briefly(calls[-1]), all(each.has_failed for each in calls)
+        )
 
 
 def list_actions(actions: Sequence[tuple[int, Action]], characters: int) -> Iterator[str]:
@@ -471,12 +475,14 @@ def _describe_by_ids(action: Action) -> str:
 
 
 def _describe(group: Sequence[Action], characters: int) -> str:
-    given = [_by_name(each.arguments) for each in group]
+    given = [_group_by_name(each.arguments) for each in group]
     shared = [name for name in given[0] if all(each.get(name) == given[0][name] for each in given)]
-    start = " ".join(filter(None, [group[0].tool, _listed({name: given[0][name] for name in shared})]))
+    start = " ".join(
+        filter(None, [group[0].tool, _describe_arguments({name: given[0][name] for name in shared})])
+    )
     runs: dict[tuple[str, str], bool] = {}
     for action, each in zip(group, given, strict=True):
-        own = _listed({name: values for name, values in each.items() if name not in shared})
+        own = _describe_arguments({name: values for name, values in each.items() if name not in shared})
         runs.pop((own, action.outcome), None)
         runs[own, action.outcome] = action.has_failed
     room, kept = characters - len(start), set[tuple[str, str]]()
@@ -499,13 +505,18 @@ def _join_runs(runs: Sequence[tuple[str, str]]) -> str:
     return "; ".join(told)
 
 
-def _by_name(arguments: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+def _group_by_name(arguments: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
     named: dict[str, list[str]] = {}
     for name, value in arguments:
         named.setdefault(name, []).append(value)
     return named
 
 
-def _listed(named: Mapping[str, Sequence[str]]) -> str:
+def describe_argument(name: str, *values: str) -> str:
+    """Returns values behind their name; a path stands alone."""
+    return " ".join(filter(None, ["" if name.lower() in _PATH_KEYS else name, *values]))
+
+
+def _describe_arguments(named: Mapping[str, Sequence[str]]) -> str:
     """Arguments as text; the values of one name stand together."""
-    return ", ".join(" ".join(filter(None, [name, *values])) for name, values in named.items())
+    return ", ".join(describe_argument(name, *values) for name, values in named.items())

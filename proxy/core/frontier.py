@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from proxy.core import cues
-from proxy.core.actions import Action, describe_briefly, read_action
+from proxy.core.actions import Action, describe_argument, describe_briefly, read_action
 from proxy.core.client_forms import find_user_messages
 from proxy.core.cues import Kind
 from proxy.core.defang import defanged, visible
@@ -58,7 +58,7 @@ _TYPED = re.compile(r"/\S*\Z|commit [0-9a-f]{7,40} \w+(?:\([^)]{0,40}\))?!?:")
 _MARKUP = re.compile(r"[*`#>]+|\b_|_\b")
 
 
-class State(StrEnum):
+class RequestState(StrEnum):
     """How far a request has come; `TOLD` is a statement that asks for nothing."""
 
     OPEN = "open"
@@ -68,7 +68,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ReplyReading:
     """What a reply of the assistant says of where things stand.
 
     Attributes:
@@ -108,7 +108,7 @@ class LooseEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LastStep:
     """The last thing that was done.
 
     Attributes:
@@ -140,29 +140,29 @@ class Frontier:
         intents: What the assistant said with its calls, by index of the message.
     """
 
-    states: Mapping[tuple[int, str], State] = field(default_factory=dict)
+    states: Mapping[tuple[int, str], RequestState] = field(default_factory=dict)
     outcomes: Mapping[tuple[int, str], str] = field(default_factory=dict)
     loose_ends: tuple[LooseEnd, ...] = ()
     actions: tuple[tuple[int, Action], ...] = ()
     intents: Mapping[int, str] = field(default_factory=dict)
 
-    def find_last_step(self, covered: Collection[int]) -> Step | None:
+    def find_last_step(self, covered: Collection[int]) -> LastStep | None:
         """Returns the last step among the covered messages; None where there is none."""
         found = next(((at, action) for at, action in reversed(self.actions) if at in covered), None)
-        return Step(*found, self.intents.get(found[0], "")) if found else None
+        return LastStep(*found, self.intents.get(found[0], "")) if found else None
 
 
 Act = Callable[[Call, str | None], Action]
 
 
-def _sentences(text: str) -> list[str]:
+def _split_ends(text: str) -> list[str]:
     """The sentences of a reply, from both its ends where it is long; none of its code."""
     if len(text) <= 2 * REPLY_CHARACTERS:
-        return _split(text)
-    return _split(text[:REPLY_CHARACTERS])[:-1] + _split(text[-REPLY_CHARACTERS:])[1:]
+        return _split_sentences(text)
+    return _split_sentences(text[:REPLY_CHARACTERS])[:-1] + _split_sentences(text[-REPLY_CHARACTERS:])[1:]
 
 
-def _split(text: str) -> list[str]:
+def _split_sentences(text: str) -> list[str]:
     prose = _FENCE.sub("\n", text)
     return [each for piece in _SENTENCE.split(prose) if (each := " ".join(_MARKUP.sub("", piece).split()))]
 
@@ -173,37 +173,37 @@ def quote(text: str) -> str:
     return "" if not said or orders(said) else defanged(one_line(said, QUOTED_CHARACTERS))
 
 
-def read_reply(text: str) -> Reply:
+def read_reply(text: str) -> ReplyReading:
     """Returns what a reply says of where things stand."""
-    pieces = _sentences(text)
+    pieces = _split_ends(text)
     last = pieces[-LAST_SENTENCES:]
-    asking = [each for each in last if _asks(each)]
+    asking = [each for each in last if _is_asking(each)]
     question = asking[-1] if asking else ""
-    asked = _subjects(statements("\n".join(asking)))
-    promises = [each for each in last if each not in asking and _promises(each)]
+    asked = _list_subjects(statements("\n".join(asking)))
+    promises = [each for each in last if each not in asking and _is_promise(each)]
     told = [each for each in pieces if each not in asking and len(each) >= LEAST_RESULT and not is_idle(each)]
-    facts = (each for each in told if not (_promises(each) or each.endswith(":") or _CODE.search(each)))
+    facts = (each for each in told if not (_is_promise(each) or each.endswith(":") or _CODE.search(each)))
     result = next((line for each in facts if (line := quote(each))), "")
     substance = sum(map(len, told)) >= SUBSTANCE_CHARACTERS
-    about = _subjects(statements("\n".join(pieces))) if asking and substance else asked
+    about = _list_subjects(statements("\n".join(pieces))) if asking and substance else asked
     promise = quote(promises[-1]) if promises else ""
     ended = quote(pieces[-1]) if pieces else ""
-    return Reply(bool(asking), quote(question), promise, result, ended, asked, about, substance)
+    return ReplyReading(bool(asking), quote(question), promise, result, ended, asked, about, substance)
 
 
-def _subjects(said: Sequence[Statement]) -> frozenset[str]:
+def _list_subjects(said: Sequence[Statement]) -> frozenset[str]:
     """What statements are about: stems, and exact values."""
     return frozenset(word for each in said for word in (*each.words, *(value for _, value in each.values)))
 
 
-def _asks(sentence: str) -> bool:
+def _is_asking(sentence: str) -> bool:
     plain = folded(sentence)
     if cues.OFFER.search(plain):
         return False
     return _ASKING.search(sentence) is not None or cues.ASKING_BACK.search(plain) is not None
 
 
-def _promises(sentence: str) -> bool:
+def _is_promise(sentence: str) -> bool:
     plain = folded(sentence)
     return cues.PROMISE.match(plain) is not None and not cues.OFFER.search(plain)
 
@@ -214,19 +214,19 @@ def is_idle(sentence: str) -> bool:
     return cues.OFFER.search(plain) is not None or cues.THANKS.match(plain) is not None
 
 
-def only_thanks(text: str, said: Sequence[Statement]) -> bool:
+def is_thanks(text: str, said: Sequence[Statement]) -> bool:
     """Whether a user's message ends an exchange: it thanks or agrees, and asks for nothing."""
     short = len(text) <= THANKS_CHARACTERS and cues.THANKS.match(folded(text)) is not None
     asks = (each for each in said if each.question or each.kind is Kind.REQUEST)
     return short and all(is_idle(each.text) for each in asks)
 
 
-def _approves(text: str) -> bool:
+def _is_approval(text: str) -> bool:
     """Whether a user's message only has the assistant carry out what it proposed."""
     return len(text) <= APPROVAL_CHARACTERS and cues.APPROVAL.match(folded(text)) is not None
 
 
-def _reports_failure(text: str) -> bool:
+def _is_failure_report(text: str) -> bool:
     """Whether a user's message says, or shows by what it pastes, that what was asked for did not succeed."""
     ends = (
         text
@@ -264,7 +264,7 @@ def _is_reason(each: Statement) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _OpenRequest:
     """A request, which nobody has answered so far.
 
     Attributes:
@@ -283,7 +283,7 @@ class _Waiting:
 
 
 @dataclass(slots=True)
-class _Turn:
+class _TurnWork:
     """What followed a user's message.
 
     Attributes:
@@ -293,37 +293,37 @@ class _Turn:
     """
 
     actions: list[tuple[int, Action]] = field(default_factory=list)
-    reply: Reply | None = None
+    reply: ReplyReading | None = None
     at: int = 0
 
 
-class _Reader:
+class _FrontierReader:
     """Reads the turns of a conversation in order."""
 
     def __init__(self) -> None:
-        self.states: dict[tuple[int, str], State] = {}
+        self.states: dict[tuple[int, str], RequestState] = {}
         self.outcomes: dict[tuple[int, str], str] = {}
-        self.waiting: list[_Waiting] = []
-        self.answered: list[_Waiting] = []
+        self.waiting: list[_OpenRequest] = []
+        self.answered: list[_OpenRequest] = []
         self.times: Counter[str] = Counter()
         self.failed: dict[str, tuple[int, int, Action]] = {}
         self.promised: tuple[int, int, str] | None = None
-        self.before: _Turn | None = None
+        self.before: _TurnWork | None = None
         self.turn = -1
         self.done: list[tuple[int, Action]] = []
 
     def read_user(self, turn: int, text: str, said: Sequence[Statement]) -> None:
         """Take in a message of a user: it settles what was asked before, and may ask for more."""
         if self.before is not None:
-            reports, words = _reports_failure(text), _subjects(said)
+            reports, words = _is_failure_report(text), _list_subjects(said)
             failed = self._find_answered(turn, words) if reports else []
             is_elsewhere = bool(failed) and not any(_is_about(words, each.about) for each in self.waiting)
-            if not reports or is_elsewhere or only_thanks(text, said):
+            if not reports or is_elsewhere or is_thanks(text, said):
                 self._settle(text, said, self.before)
             self._reopen(failed)
         asks = self.before is not None and self.before.reply is not None and self.before.reply.asks
-        answers = asks or only_thanks(text, said)
-        about = _subjects(said)
+        answers = asks or is_thanks(text, said)
+        about = _list_subjects(said)
         printed = self._find_printed(said)
         asked = {
             number
@@ -332,18 +332,18 @@ class _Reader:
         }
         for number, each in enumerate(said):
             if number in asked or (number + 1 in asked and _is_reason(each)):
-                own = _subjects([each])
-                self.waiting.append(_Waiting(turn, each, own if len(own) > SHARED_WORDS else about))
+                own = _list_subjects([each])
+                self.waiting.append(_OpenRequest(turn, each, own if len(own) > SHARED_WORDS else about))
             elif not each.label:
-                self.states[turn, each.text] = State.TOLD
+                self.states[turn, each.text] = RequestState.TOLD
         self._leave(self.waiting[:-MAX_WAITING])
         self._leave([each for each in self.waiting if turn - each.turn > WAITING_TURNS])
 
-    def read_turn(self, turn: int, follows: _Turn) -> None:
+    def read_turn(self, turn: int, follows: _TurnWork) -> None:
         """Take in what followed."""
         self.before, self.turn = follows, turn
         for at, action in follows.actions:
-            failure = _failure_key(action)
+            failure = _find_failure_key(action)
             if action.has_failed:
                 self.failed[failure] = turn, at, action
             elif action.has_result:
@@ -358,10 +358,10 @@ class _Reader:
         if self.promised and turn - self.promised[0] >= LASTING_TURNS:
             self.promised = None
 
-    def _settle(self, text: str, said: Sequence[Statement], before: _Turn) -> None:
+    def _settle(self, text: str, said: Sequence[Statement], before: _TurnWork) -> None:
         """What the reply before a message of the user has answered, now that the user went on."""
         reply = before.reply
-        if only_thanks(text, said):
+        if is_thanks(text, said):
             self._answer(self.waiting, reply)
             self._forget_failures()
             return
@@ -373,30 +373,30 @@ class _Reader:
         if self._has_written(before):
             self._answer([each for each in self.waiting if not each.said.words & reply.asked], reply)
             return
-        goes_on = any(each.kind is Kind.REQUEST for each in said) and not _subjects(said) & reply.words
+        goes_on = any(each.kind is Kind.REQUEST for each in said) and not _list_subjects(said) & reply.words
         if reply.has_substance and goes_on and not self.failed:
             self._leave(self.waiting)
 
-    def _settle_told(self, text: str, said: Sequence[Statement], before: _Turn) -> None:
+    def _settle_told(self, text: str, said: Sequence[Statement], before: _TurnWork) -> None:
         """What a reply without a question has answered."""
         if self._has_written(before):
             self._answer(self.waiting, before.reply)
         elif any(then == self.turn for then, _, _ in self.failed.values()):
             asks_again = any(each.question or each.kind is Kind.REQUEST for each in said)
             self._leave([each for each in self.waiting if asks_again and each.turn < self.turn])
-        elif not _approves(text):
+        elif not _is_approval(text):
             self._answer(self.waiting, before.reply)
 
     @staticmethod
-    def _has_written(turn: _Turn) -> bool:
+    def _has_written(turn: _TurnWork) -> bool:
         return any(
             action.is_write and not action.has_failed and action.has_result for _, action in turn.actions
         )
 
-    def _answer(self, requests: Sequence[_Waiting], reply: Reply | None) -> None:
+    def _answer(self, requests: Sequence[_OpenRequest], reply: ReplyReading | None) -> None:
         told = self._tell_outcome(reply)
         for each in requests:
-            self.states[each.key] = State.ANSWERED
+            self.states[each.key] = RequestState.ANSWERED
             if told:
                 self.outcomes[each.key] = told
         self.answered = [*self.answered, *requests][-MAX_WAITING:]
@@ -409,13 +409,13 @@ class _Reader:
         self.times.update(texts)
         return frozenset(text for text in texts if self.times[text] >= PRINTED_TIMES)
 
-    def _find_answered(self, turn: int, words: frozenset[str]) -> list[_Waiting]:
+    def _find_answered(self, turn: int, words: frozenset[str]) -> list[_OpenRequest]:
         """The answered requests of the last turns that words are about."""
         turns = LASTING_TURNS if len(words) > PASTED_WORDS else WAITING_TURNS
         recent = (each for each in self.answered if turn - each.turn < turns)
         return [each for each in recent if _is_about(words, each.about)]
 
-    def _reopen(self, requests: Sequence[_Waiting]) -> None:
+    def _reopen(self, requests: Sequence[_OpenRequest]) -> None:
         """Take what was answered for unanswered again."""
         for each in requests:
             self.states.pop(each.key, None)
@@ -423,12 +423,12 @@ class _Reader:
         self.answered = [each for each in self.answered if each not in requests]
         self.waiting = sorted([*self.waiting, *requests], key=lambda each: each.turn)
 
-    def _leave(self, requests: Sequence[_Waiting]) -> None:
+    def _leave(self, requests: Sequence[_OpenRequest]) -> None:
         for each in requests:
-            self.states[each.key] = State.UNKNOWN
+            self.states[each.key] = RequestState.UNKNOWN
         self._drop(requests)
 
-    def _drop(self, requests: Sequence[_Waiting]) -> None:
+    def _drop(self, requests: Sequence[_OpenRequest]) -> None:
         gone = {each.key for each in requests}
         self.waiting = [each for each in self.waiting if each.key not in gone]
 
@@ -436,7 +436,7 @@ class _Reader:
         self.failed.clear()
         self.promised = None
 
-    def _tell_outcome(self, reply: Reply | None) -> str:
+    def _tell_outcome(self, reply: ReplyReading | None) -> str:
         """What came of what was asked: the newest calls that changed something, else what the reply says."""
         tools = dict.fromkeys(_name_call(action) for _, action in self.done[-3:])
         if tools:
@@ -446,7 +446,7 @@ class _Reader:
     def find_loose_ends(self) -> Iterator[LooseEnd]:
         """What is left open beside requests, oldest first."""
         found = [
-            LooseEnd("failed", f"{_told(action)} → {action.outcome}", at)
+            LooseEnd("failed", f"{_describe_failed(action)} → {action.outcome}", at)
             for _, at, action in self.failed.values()
         ]
         if self.promised:
@@ -457,16 +457,15 @@ class _Reader:
 
 
 def _name_call(action: Action) -> str:
-    """A tool and the thing that it was called with; a path needs no name."""
-    name, value = action.arguments[0] if action.arguments else ("", "")
-    return " ".join(filter(None, [action.tool, "" if "/" in value or "." in value else name, value]))
+    """A tool and the thing that it was called with."""
+    return " ".join([action.tool, *(describe_argument(*each) for each in action.arguments[:1])])
 
 
-def _told(action: Action) -> str:
+def _describe_failed(action: Action) -> str:
     return " ".join([action.tool, *(value for _, value in action.arguments[:2])])
 
 
-def _failure_key(action: Action) -> str:
+def _find_failure_key(action: Action) -> str:
     """What a later success mends: the same tool on the same thing, or the same program."""
     name, value = action.arguments[0] if action.arguments else ("", "")
     return f"{action.tool} {value if name else ' '.join(value.split()[:2])}"
@@ -481,11 +480,11 @@ def _is_cut_off(text: str) -> bool:
     return _STOP.search(text) is not None or last.count("`") % 2 == 1
 
 
-def _follow(
-    messages: Sequence[Message], start: int, stop: int, act: Act, replied: Callable[[str], Reply]
-) -> _Turn:
+def _read_work(
+    messages: Sequence[Message], start: int, stop: int, act: Act, replied: Callable[[str], ReplyReading]
+) -> _TurnWork:
     """What stands between two messages of users."""
-    found = _Turn()
+    found = _TurnWork()
     made: dict[str, tuple[int, Call]] = {}
     ended = False
     for at in range(start, stop):
@@ -511,7 +510,7 @@ def read_frontier(
     messages: Sequence[Message],
     said: Callable[[str], tuple[Statement, ...]] = statements,
     act: Act = read_action,
-    replied: Callable[[str], Reply] = read_reply,
+    replied: Callable[[str], ReplyReading] = read_reply,
 ) -> Frontier:
     """Returns where a conversation stands.
 
@@ -522,16 +521,16 @@ def read_frontier(
         replied: What a reply says; `read_reply`, or a memory of it.
     """
     users = list(find_user_messages(messages))
-    reader = _Reader()
+    reader = _FrontierReader()
     actions: list[tuple[int, Action]] = []
     for turn, (at, stop) in enumerate(zip([-1, *users], [*users, len(messages)], strict=True), -1):
         if turn >= 0:
             reader.read_user(turn, messages[at].text, said(messages[at].text))
-        follows = _follow(messages, at + 1, stop, act, replied)
+        follows = _read_work(messages, at + 1, stop, act, replied)
         actions += follows.actions
         reader.read_turn(turn, follows)
     for each in reader.waiting:
-        reader.states[each.key] = State.OPEN
+        reader.states[each.key] = RequestState.OPEN
     spoken = ((at, each.text) for at, each in enumerate(messages) if each.calls and each.text.strip())
     intents = {at: replied(text).last for at, text in spoken}
     return Frontier(reader.states, reader.outcomes, tuple(reader.find_loose_ends()), tuple(actions), intents)

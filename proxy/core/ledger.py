@@ -10,7 +10,7 @@ from itertools import islice
 from proxy.core.actions import describe_actions, describe_briefly
 from proxy.core.cues import Kind
 from proxy.core.facts import Observed, Shown, observed, shown
-from proxy.core.frontier import Frontier, State, read_frontier
+from proxy.core.frontier import Frontier, RequestState, read_frontier
 from proxy.core.ledger_text import Entry, Ledger, Progress, Remark, flat, rendered
 from proxy.core.message import Message
 from proxy.core.standing import Outdated, Spoken, Standing
@@ -72,9 +72,9 @@ def ledger(
     for at, spoken in kept:
         if (kind := _kind(spoken, come)) is not None:
             entries.append(Entry(kind, spoken.said.text, name(at), at, bool(spoken.said.label)))
-        elif not (spoken.is_withdrawn or _outcome(spoken, come)):
+        elif not (spoken.is_withdrawn or _find_outcome(spoken, come)):
             rest.append((at, spoken))
-    progress = (*_progress(come, gone), *_answered(kept, come), *_ran(come, gone))
+    progress = (*_list_progress(come, gone), *_list_answered(kept, come), *_list_runs(come, gone))
     bounded = tuple(_bound_rules([*pinned, *entries]))
     return Ledger(bounded, tuple(_remarks(rest, name)), observed(messages, gone, seen), progress)
 
@@ -84,17 +84,19 @@ def _kind(spoken: Spoken, frontier: Frontier) -> Kind | None:
     state = frontier.states.get((spoken.turn, spoken.said.text))
     if spoken.kind not in {Kind.REQUEST, None} or state is None:
         return spoken.kind
-    return Kind.REQUEST if state is State.OPEN and not spoken.is_closed else None
+    return Kind.REQUEST if state is RequestState.OPEN and not spoken.is_closed else None
 
 
-def _outcome(spoken: Spoken, frontier: Frontier) -> str:
+def _find_outcome(spoken: Spoken, frontier: Frontier) -> str:
     """What came of an answered request or question; "" for what is none, or where that is not known."""
     key = spoken.turn, spoken.said.text
     asks = spoken.kind is Kind.REQUEST or (spoken.kind is None and spoken.said.question)
-    return frontier.outcomes.get(key, "") if asks and frontier.states.get(key) is State.ANSWERED else ""
+    return (
+        frontier.outcomes.get(key, "") if asks and frontier.states.get(key) is RequestState.ANSWERED else ""
+    )
 
 
-def _progress(frontier: Frontier, gone: Collection[int]) -> Iterator[Progress]:
+def _list_progress(frontier: Frontier, gone: Collection[int]) -> Iterator[Progress]:
     """What is left open, what was changed, and where it stopped; each kind newest first."""
     left = [each for each in frontier.loose_ends if each.at in gone]
     yield from (Progress(each.kind, each.text, each.at) for each in reversed(left))
@@ -105,17 +107,17 @@ def _progress(frontier: Frontier, gone: Collection[int]) -> Iterator[Progress]:
         yield Progress("last step", step.describe(), step.at, describe_briefly(step.action))
 
 
-def _answered(kept: Sequence[tuple[int, Spoken]], frontier: Frontier) -> Iterator[Progress]:
-    """Requests that the assistant has answered, newest first, and what came of those of each message."""
-    said: dict[tuple[int, str], list[str]] = {}
+def _list_answered(kept: Sequence[tuple[int, Spoken]], frontier: Frontier) -> Iterator[Progress]:
+    """What came of answered requests, newest first; those of which the same came share a line."""
+    said: dict[str, dict[str, int]] = {}
     for at, spoken in kept:
-        if outcome := _outcome(spoken, frontier):
-            said.setdefault((at, outcome), []).append(spoken.said.text)
-    for (at, outcome), texts in sorted(said.items(), reverse=True):
-        yield Progress("answered", f"{' '.join(texts)} → {outcome}", at)
+        if outcome := _find_outcome(spoken, frontier):
+            said.setdefault(outcome, {})[spoken.said.text] = at
+    for outcome, texts in sorted(said.items(), key=lambda item: -max(item[1].values())):
+        yield Progress("answered", f"{' '.join(texts)} → {outcome}", max(texts.values()))
 
 
-def _ran(frontier: Frontier, gone: Collection[int]) -> Iterator[Progress]:
+def _list_runs(frontier: Frontier, gone: Collection[int]) -> Iterator[Progress]:
     """Other calls than reads, such as tests, newest first."""
     actions = [
         (at, each)

@@ -230,7 +230,7 @@ def _shown(fact: Observed) -> str:
     return f"{fact.text} ({', '.join(fact.deeds)})" if fact.deeds else fact.text
 
 
-def _name_of(fact: Observed) -> str:
+def _name_fact(fact: Observed) -> str:
     """What an observed value is called: its kind where no name is known, or the name orders something."""
     return fact.name if fact.name and not (" " in fact.name and orders(fact.name)) else fact.kind
 
@@ -247,7 +247,7 @@ def _observations(page: _Page, facts: Sequence[Observed]) -> None:
     for number, fact in numbered:
         if fact.kind in _TOLD_OF_CALLS or (fact.kind == "path" and fact.text in told):
             continue
-        said, name = _shown(fact), _name_of(fact)
+        said, name = _shown(fact), _name_fact(fact)
         if page.room < len(name) + len(said) + OBSERVED_CHARACTERS:  # what is made harmless is no shorter
             continue
         line = f"- {flat(defanged(name))}: {flat(defanged(said))}"

@@ -69,19 +69,19 @@ def find_named_values(text: str, kinds: frozenset[str]) -> Iterator[NamedValue]:
     """Yields the values of these kinds in a text, in order; the text should be bounded."""
     held = read_json(text)
     if held is None:
-        yield from _in_text(text, kinds)
+        yield from _find_in_text(text, kinds)
         return
-    for name, thing, leaf in islice(_leaves(held), MAX_LEAVES):
+    for name, thing, leaf in islice(_list_leaves(held), MAX_LEAVES):
         for value in values(leaf[:LEAF_CHARACTERS]):
             if value.kind not in kinds:
                 continue
             if len(value.text) == len(leaf):
                 yield NamedValue(value.kind, value.text, name, thing)
             elif _is_whole(leaf, value):
-                yield NamedValue(value.kind, value.text, _name_before(leaf, value) or name)
+                yield NamedValue(value.kind, value.text, _find_name(leaf, value) or name)
 
 
-def _leaves(held: object) -> Iterator[tuple[str, str, str]]:
+def _list_leaves(held: object) -> Iterator[tuple[str, str, str]]:
     """The strings in JSON values, in order: name, what has it, and the string."""
     rest: list[tuple[object, str, str, int]] = [(held, "", "", 0)]
     while rest:
@@ -89,11 +89,16 @@ def _leaves(held: object) -> Iterator[tuple[str, str, str]]:
         if isinstance(value, str):
             yield key, thing, value
         elif depth < MAX_DEPTH and isinstance(value, Mapping):
-            own = _own_id(value)
+            own = _find_own_id(value)
             inner = [
-                (each, _name_of(name, key, own), f"{own or thing}\n{name}" if own or thing else "", depth + 1)
+                (
+                    each,
+                    _name_leaf(name, key, own),
+                    f"{own or thing}\n{name}" if own or thing else "",
+                    depth + 1,
+                )
                 if not isinstance(each, Mapping | list)
-                else (each, _parent_of(name, key), own or thing, depth + 1)
+                else (each, _name_parent(name, key), own or thing, depth + 1)
                 for name, each in value.items()
                 if isinstance(name, str)
             ]
@@ -102,13 +107,13 @@ def _leaves(held: object) -> Iterator[tuple[str, str, str]]:
             rest.extend((each, key, thing, depth + 1) for each in reversed(value))
 
 
-def _own_id(value: Mapping[object, object]) -> str:
+def _find_own_id(value: Mapping[object, object]) -> str:
     """What identifies an object among others; "" where nothing does."""
     found = (each for key, each in value.items() if isinstance(key, str) and _ID_KEY.search(key))
     return next((str(each) for each in found if isinstance(each, str | int) and str(each)), "")
 
 
-def _name_of(name: str, parent: str, own: str) -> str:
+def _name_leaf(name: str, parent: str, own: str) -> str:
     """A leaf's name: its key, and where that says too little, what it is a key of."""
     if name.lower() not in _GENERIC:
         return name
@@ -117,18 +122,18 @@ def _name_of(name: str, parent: str, own: str) -> str:
     return f"{own} {name}"
 
 
-def _parent_of(name: str, parent: str) -> str:
+def _name_parent(name: str, parent: str) -> str:
     """What the values of an inner object are called after: not after one that is itself a value."""
     return parent if any(map(str.isdigit, name)) and parent else name
 
 
-def _in_text(text: str, kinds: frozenset[str]) -> Iterator[NamedValue]:
+def _find_in_text(text: str, kinds: frozenset[str]) -> Iterator[NamedValue]:
     is_short = len(text) <= SHORT_TEXT_CHARACTERS
     for value in values(text):
         if value.kind not in kinds or not _is_whole(text, value):
             continue
-        label = _label_before(text, value)
-        name = label or _word_before(text, value)
+        label = _find_label(text, value)
+        name = label or _find_word(text, value)
         if not _is_telling(value, label=label, name=name, is_short=is_short):
             continue
         thing = f"\n{name}" if name and value.kind in _CHANGING else ""
@@ -173,19 +178,19 @@ def _is_whole(text: str, value: Value) -> bool:
     return not (before[-1:] in {'"', "'"} and _KEY_FOLLOWS.match(after))
 
 
-def _name_before(text: str, value: Value) -> str:
+def _find_name(text: str, value: Value) -> str:
     """What stands before a value and names it; "" where nothing does."""
-    return _label_before(text, value) or _word_before(text, value)
+    return _find_label(text, value) or _find_word(text, value)
 
 
-def _label_before(text: str, value: Value) -> str:
+def _find_label(text: str, value: Value) -> str:
     """What stands before the colon in front of a value; "" without one."""
     line = text[max(0, value.start - NAMED_WITHIN) : value.start].rpartition("\n")[2]
     label = _LABEL.search(line)
     return " ".join(label.group(1).split()[-LABEL_WORDS:]) if label else ""
 
 
-def _word_before(text: str, value: Value) -> str:
+def _find_word(text: str, value: Value) -> str:
     """The nearest word in front of a value that says what it is; "" for none, and where the kind says it."""
     if value.kind in _SELF_NAMED:
         return ""

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from proxy.core.actions import Action, list_actions
 from proxy.core.facts import Observed, observed
-from proxy.core.frontier import State, read_frontier
+from proxy.core.frontier import RequestState, read_frontier
 from proxy.core.language import language as language_of
 from proxy.core.message import Message
 from proxy.core.orders import backed, orders
@@ -218,14 +218,14 @@ def _importance(each: Observed, length: int) -> int:
 def _repaired(text: str, messages: Sequence[Message], characters: int) -> str:
     """The text and behind it what it lacks: calls that changed something, then critical values."""
     writes = [each for each in read_frontier(messages).actions if each[1].is_write]
-    whole = _with_calls(text, writes, max(characters - len(text), int(CALLS_SHARE * characters)))
+    whole = _add_calls(text, writes, max(characters - len(text), int(CALLS_SHARE * characters)))
     critical = _critical(messages, [each for _, each in writes])
     folded = whole.casefold()
     missing = [each for each in critical if each[1].rpartition("/")[2].casefold() not in folded]
     lost = sum(weight for weight, _ in missing)
     if not missing or lost <= (1 - RECALL) * sum(weight for weight, _ in critical):
         return whole
-    room = _added_room(text) - len(ADDED) - 2
+    room = int(min(ADDED_CHARACTERS, ADDED_SHARE * len(text))) - len(ADDED) - 2
     added = ""
     for _, _, value in sorted((-weight, -at, value) for at, (weight, value) in enumerate(missing)):
         if len(added) + len(value) + 3 <= room:
@@ -233,12 +233,7 @@ def _repaired(text: str, messages: Sequence[Message], characters: int) -> str:
     return f"{whole}\n\n{ADDED}{added}" if added else whole
 
 
-def _added_room(text: str) -> int:
-    """What may be put behind a text however long it is, in characters."""
-    return int(min(ADDED_CHARACTERS, ADDED_SHARE * len(text)))
-
-
-def _with_calls(text: str, writes: Sequence[tuple[int, Action]], room: int) -> str:
+def _add_calls(text: str, writes: Sequence[tuple[int, Action]], room: int) -> str:
     """The text and behind it the calls that changed something, as far as the text lacks words of them."""
     known = frozenset(_TOKEN.findall(text.casefold()))
     room -= len(ADDED_CALLS) + 2
@@ -259,7 +254,7 @@ def verified(
     sources: Sequence[Message],
     earlier: Sequence[str],
     language: str,
-    states: Mapping[tuple[int, str], State] = MappingProxyType({}),
+    states: Mapping[tuple[int, str], RequestState] = MappingProxyType({}),
     characters: int = 0,
 ) -> str:
     """The summary without what its sources do not back, and with the critical values that it lost.

@@ -155,7 +155,7 @@ def test_an_end_that_calls_share_stands_once() -> None:
         act("edit", {"path": "a.py", "old": "x", "new": f"line {k}"}, "Replaced it well.") for k in range(3)
     ]
 
-    assert lines(*edits) == ["edit path a.py: + line 0; + line 1; + line 2 → done"]
+    assert lines(*edits) == ["edit a.py: + line 0; + line 1; + line 2 → done"]
 
 
 def test_a_search_that_finds_nothing_has_not_failed() -> None:

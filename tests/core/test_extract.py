@@ -34,8 +34,8 @@ WORK = [
 def test_it_tells_what_was_done_what_was_said_and_where_it_stopped() -> None:
     assert extractive(WORK, 2_000, named) == (
         "Done:\n"
-        "- edit_file path tests/test_parser.py → ok\n"
-        "- edit_file path src/parser.py → ok; → ValueError: bad line 9\n\n"
+        "- edit_file tests/test_parser.py → ok\n"
+        "- edit_file src/parser.py → ok; → ValueError: bad line 9\n\n"
         "Said:\n"
         "- The parser drops the last line of a file because of an off-by-one. (m_1)\n"
         "- I rewrote the loop so that ORD-4711 is read whole. (m_3)\n"

@@ -9,7 +9,7 @@ from proxy.core.actions import read_action
 from proxy.core.defang import defanged
 from proxy.core.extract import extractive
 from proxy.core.facts import shown
-from proxy.core.frontier import State, read_frontier, read_reply
+from proxy.core.frontier import RequestState, read_frontier, read_reply
 from proxy.core.language import language
 from proxy.core.masks import masked_text
 from proxy.core.message import Call, Message
@@ -45,7 +45,7 @@ def read_as_a_result(text: str) -> None:
 
 
 def compared_with_requests(text: str) -> None:
-    states = {(number, f"Fix the {number} bugs of the parser."): State.OPEN for number in range(200)}
+    states = {(number, f"Fix the {number} bugs of the parser."): RequestState.OPEN for number in range(200)}
     correct_states(text, states)
 
 

@@ -171,6 +171,25 @@ def test_what_was_asked_is_kept_with_what_came_of_it(tmp_path: Path) -> None:
     assert "→ done: book_flight flight_number TP742" in asked[0]
 
 
+def test_requests_with_one_outcome_share_a_line_in_which_a_path_has_no_name(tmp_path: Path) -> None:
+    cookie, banner = "Please rename the cookie.", "Can you also remove the banner?"
+    sent = [
+        user(cookie),
+        reply("Which name shall it have?"),
+        user(f"Take `seat`. {banner}"),
+        *call("edit_page", {"path": "src/page.ts"}, "ok"),
+        reply("The cookie is called seat, and the banner is gone."),
+        user(HOTEL),
+        *reads(9),
+        reply("There are two hotels on the harbour side. Which of them shall I take?"),
+        user("The smaller one."),
+    ]
+    observed = find_section(find_ledger(forward(tmp_path, [*TRIP[:2], *sent])), OBSERVED)
+    asked = [line for line in observed if line.startswith("answered: ") and cookie in line]
+    assert len(asked) == 1, observed
+    assert asked[0].endswith(f"{banner} → done: edit_page src/page.ts")
+
+
 def test_observed_values_are_whole_and_named_by_what_they_belong_to(tmp_path: Path) -> None:
     observed = find_section(find_ledger(forward(tmp_path, TRIP)), OBSERVED)
     assert "reservation_id: ZQ4T8M" in observed
