@@ -49,6 +49,7 @@ _ACCOUNTS = frozenset(
         "said",
     }
 )
+_ARROW = re.compile(r"\s(?:→|->)\s")
 _NAMED = re.compile(r"^([a-z][a-z_]{2,40}) (\S.*)$")
 _TOKEN = re.compile(r"^[\w./-]*\d[\w./-]*$")
 
@@ -208,10 +209,7 @@ def _values(said: str) -> Iterator[Value]:
         yield Value(head, rest, "observed")
         return
     if head.lower() in _ACCOUNTS:
-        for part in re.split(r"; |, |: |\s(?:→|->)\s", rest.partition(" ")[2]):  # the tool comes first
-            if named := _NAMED.match(part):
-                tokens = filter(_TOKEN.match, named[2].split())
-                yield from (Value(named[1], text, "observed") for text in tokens)
+        yield from _account_values(head.lower(), rest)
         return
     for part in _PARTS.split(_DEEDS.sub("", rest)):
         pair = _PAIR.match(part)
@@ -220,6 +218,23 @@ def _values(said: str) -> Iterator[Value]:
         is_list = len(pieces) > 1 and not any(" " in piece for piece in pieces)
         for piece in pieces if is_list else [text]:
             yield Value(label, piece.strip(), "observed")
+
+
+def _account_values(label: str, said: str) -> Iterator[Value]:
+    """The values of an account of calls: tokens with a digit behind a name.
+
+    What was asked (`answered`) and what was intended (`last step`) are somebody's words, and no values.
+    """
+    call, *outcome = _ARROW.split(said, maxsplit=1)
+    if label == "answered":
+        call = ""
+    elif label.startswith("last"):
+        call = call.rpartition(": ")[2]
+    told = [call.partition(" ")[2], *outcome]  # the tool comes first
+    for part in re.split(r"; |, |: |\s(?:→|->)\s", " → ".join(told)):
+        if named := _NAMED.match(part):
+            tokens = filter(_TOKEN.match, named[2].split())
+            yield from (Value(named[1], text, "observed") for text in tokens)
 
 
 def words(text: str) -> set[str]:

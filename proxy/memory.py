@@ -12,12 +12,14 @@ from typing import Any, Final, Literal, NamedTuple
 from proxy.core.json_bounds import is_crowded
 from proxy.core.recalled import ABSENT, NOTHING, Count, Remembered, hits_text, message_text
 from proxy.errors import SearchUnavailable
-from proxy.recall import Hit, Recall, Recalled
+from proxy.recall import SNIPPET_CHARACTERS, Hit, Recall, Recalled
 
 Scope = Literal["conversation", "tenant"]
 
 MOST_HITS: Final = 20
 MAX_QUERY_CHARACTERS: Final = 1_000
+# All snippets of one answer, in characters: about as many as its tokens have room for.
+_SNIPPETS_CHARACTERS: Final = 5_000
 # Arguments of a call that are read at all, in characters.
 _MAX_ARGUMENTS_CHARACTERS: Final = 64_000
 _NOBODY: frozenset[str] = frozenset()
@@ -82,8 +84,11 @@ class Memory:
         if scope == "tenant" or where is not None:
             most = min(max(limit, 1), MOST_HITS)
             text = query[:MAX_QUERY_CHARACTERS]
+            room = max(SNIPPET_CHARACTERS, _SNIPPETS_CHARACTERS // most)
             try:
-                hits = await self._recall.search(asker.tenant, where, text, most, known=asker.known)
+                hits = await self._recall.search(
+                    asker.tenant, where, text, most, known=asker.known, snippet_characters=room
+                )
             except SearchUnavailable:
                 return UNSEARCHABLE
         self._searched(asker.source, "found" if hits else "nothing")

@@ -21,8 +21,8 @@ MAX_HITS = 100
 SNIPPET_CHARACTERS = 300
 # Longer runs without white space are no words that a snippet must not cut.
 _WORD_CHARACTERS = 24
-# How much of a snippet stands before what was found, in characters.
-_LEAD_CHARACTERS = 100
+# How much of a snippet stands before what was found: one part in so many.
+_LEAD_SHARE = 3
 # How much of a tenant's archives is searched at once, the newest first: bytes of text, and archives.
 SEARCHED_BYTES = 16_000_000
 SEARCHED_ARCHIVES = 500
@@ -41,7 +41,7 @@ class Hit:
         strategy: The strategy of that round.
         at: When that was, in seconds since the epoch.
         score: How much of what was asked for stands there, above 0 and at most 1 (`ports.Found`).
-        snippet: At most 300 characters around the best match.
+        snippet: What stands around the best match, at most 300 characters unless more were asked for.
         conversation: The conversation that the round was made in, `c_…`.
         turn: The turn it belongs to, from 1; 0 before the first; None where it is not known.
     """
@@ -58,10 +58,10 @@ class Hit:
     turn: int | None = None
 
 
-def _snippet(text: str, at: int) -> str:
+def _snippet(text: str, at: int, characters: int = SNIPPET_CHARACTERS) -> str:
     """The surroundings of a match, in one line, without the halves of words at its ends."""
-    start = max(0, min(at - _LEAD_CHARACTERS, len(text) - SNIPPET_CHARACTERS))
-    stop = start + SNIPPET_CHARACTERS
+    start = max(0, min(at - characters // _LEAD_SHARE, len(text) - characters))
+    stop = start + characters
     words = text[start:stop].split()
     if start and _halved(text, start, words[:1]):
         words = words[1:]
@@ -76,7 +76,7 @@ def _halved(text: str, at: int, word: Sequence[str]) -> bool:
     return inside and all(len(each) <= _WORD_CHARACTERS for each in word)
 
 
-def _hit(recalled: Recalled, found: Found) -> Hit:
+def _hit(recalled: Recalled, found: Found, characters: int) -> Hit:
     message, made = recalled.message, recalled.round
     return Hit(
         message_id=message.id,
@@ -86,7 +86,7 @@ def _hit(recalled: Recalled, found: Found) -> Hit:
         strategy=made.strategy,
         at=made.at,
         score=found.score,
-        snippet=_snippet(message.text, found.offset),
+        snippet=_snippet(message.text, found.offset, characters),
         conversation=made.conversation,
         turn=message.turn,
     )
@@ -132,6 +132,7 @@ class Recall:
         limit: int = 5,
         *,
         known: AbstractSet[str] = _NOBODY,
+        snippet_characters: int = SNIPPET_CHARACTERS,
     ) -> list[Hit]:
         """The messages that answer a query best, the best first.
 
@@ -142,6 +143,7 @@ class Recall:
                 long one both ends are looked for (`core.words.asked`).
             limit: Most hits, up to 100.
             known: Ids of messages that may be found wherever they were archived, such as those of a request.
+            snippet_characters: Most characters of a snippet.
 
         Raises:
             SearchUnavailable: This installation cannot search.
@@ -156,7 +158,7 @@ class Recall:
         sought = len(indexed) if conversation and any(map(_foreign(conversation), places)) else most
         found = await indexed.search(query, sought) if len(indexed) else []
         self._indexes.settle()
-        return [_hit(each, hit) for each, hit in found if allowed(each)][:most]
+        return [_hit(each, hit, snippet_characters) for each, hit in found if allowed(each)][:most]
 
     async def message(
         self,

@@ -29,17 +29,27 @@ class Scripted:
 
     Attributes:
         asked: Arguments of each call.
+        snippet_characters: Size of snippets in the last search.
     """
 
     def __init__(self, hits: list[Hit], messages: dict[str | None, Recalled]) -> None:
         self.asked: list[tuple[Any, ...]] = []
+        self.snippet_characters = 0
         self._hits = hits
         self._messages = messages
 
     async def search(
-        self, tenant: str, conversation: str | None, query: str, limit: int, *, known: Any
+        self,
+        tenant: str,
+        conversation: str | None,
+        query: str,
+        limit: int,
+        *,
+        known: Any,
+        snippet_characters: int,
     ) -> list[Hit]:
         self.asked.append((tenant, conversation, query, limit))
+        self.snippet_characters = snippet_characters
         return self._hits
 
     async def message(
@@ -78,6 +88,15 @@ async def test_a_search_is_in_the_conversation_or_in_all_of_the_tenant_s() -> No
     await bench.memory.search(OURS._replace(source="mcp"), "q", limit=-1, scope="tenant")
     assert bench.recall.asked == [("t", "c_1", "q" * MAX_QUERY_CHARACTERS, 20), ("t", None, "q", 1)]
     assert bench.counted == [("model", "found"), ("mcp", "found")]
+
+
+async def test_few_hits_are_shown_with_more_of_what_stands_around_them() -> None:
+    bench = Bench([hit()])
+    shown = []
+    for limit in (20, 5, 1):
+        await bench.memory.search(OURS, "q", limit=limit)
+        shown.append(bench.recall.snippet_characters)
+    assert shown == [300, 1_000, 5_000]
 
 
 async def test_who_asks_about_no_conversation_finds_nothing_in_it() -> None:

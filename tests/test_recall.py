@@ -136,6 +136,9 @@ async def test_a_snippet_is_short_and_shows_the_match() -> None:
     )
     hits = await recall(store).search(*WHO, "needle", 3)
     assert [len(hit.snippet) <= SNIPPET_CHARACTERS and "needle" in hit.snippet for hit in hits] == [True] * 3
+    [longer, *_] = await recall(store).search(*WHO, "needle", 1, snippet_characters=900)
+    assert SNIPPET_CHARACTERS < len(longer.snippet) <= 900
+    assert "needle" in longer.snippet
 
 
 async def test_a_conversation_that_begins_alike_finds_nothing_of_another_s() -> None:

@@ -4,12 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from proxy.compaction.asking import Account, Spent
+from proxy.core.frontier import RequestState
 from proxy.core.message import Message
 from proxy.core.policy import SummaryShape
 from proxy.dialects.body import Body
 from proxy.dialects.chat.wire import CHAT
 from proxy.dialects.dialect import Dialect
 from proxy.reading import Gauge
+
+# Characters of a text for each token.
+SUMMARY_CHARACTERS = 3.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class Brief:
         deadline_s: Seconds after which the calls are cancelled for their slowness; 0: not known.
         spent: What the calls have taken so far; to be read after a failure or a deadline, too.
         said: What users have said in the whole conversation; with the groups it is what a summary may know.
+        states: How far each request has come (`core.frontier`), as far as that is known.
     """
 
     shape: SummaryShape
@@ -84,6 +89,12 @@ class Brief:
     deadline_s: float = 0.0
     spent: Spent = field(default_factory=Spent, compare=False)
     said: tuple[Message, ...] = field(default=(), repr=False)
+    states: Mapping[tuple[int, str], RequestState] = field(default_factory=dict, repr=False)
+
+    @property
+    def characters(self) -> int:
+        """Size allowed, of all texts together."""
+        return int(self.shape.allowed(self.tokens) * SUMMARY_CHARACTERS)
 
     @property
     def account(self) -> Account:

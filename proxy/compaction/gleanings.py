@@ -8,7 +8,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
+from proxy.core.actions import Action, read_action
 from proxy.core.facts import Shown, shown
+from proxy.core.frontier import Frontier, ReplyReading, read_frontier, read_reply
 from proxy.core.message import Call, Message
 from proxy.core.standing import Standing, said_by_users
 from proxy.core.statements import Statement, statements
@@ -51,6 +53,10 @@ def _shown(content: _Content) -> tuple[Shown, ...]:
     return shown(Message(role, text, calls=calls, answers=answers))
 
 
+def _read_call(asked: tuple[Call, str | None]) -> Action:
+    return read_action(*asked)
+
+
 class _Kept(NamedTuple):
     """What is known of a list that is remembered.
 
@@ -73,6 +79,8 @@ class Gleanings:
     def __init__(self, max_held: int = MAX_HELD_CHARACTERS) -> None:
         self._said = _Memory(statements, max_held)
         self._seen = _Memory(_shown, max_held)
+        self._actions = _Memory(_read_call, max_held // 2)
+        self._replies = _Memory(read_reply, max_held // 2)
         self._standings: OrderedDict[Standing, _Kept] = OrderedDict()
         self._max_held = max_held
 
@@ -105,6 +113,16 @@ class Gleanings:
             len(self._standings) > 1 and sum(each.size for each in self._standings.values()) > self._max_held
         ):
             self._standings.popitem(last=False)
+
+    def frontier(self, messages: Sequence[Message]) -> Frontier:
+        """Where a conversation stands (`core.frontier`); of a grown one, only new texts are read."""
+        return read_frontier(messages, self.said, self._act, self._reply)
+
+    def _act(self, call: Call, result: str | None) -> Action:
+        return self._actions((call, result), len(call.arguments) + len(result or ""))
+
+    def _reply(self, text: str) -> ReplyReading:
+        return self._replies(text, len(text))
 
     def seen(self, message: Message) -> tuple[Shown, ...]:
         """What a message of a tool or of the assistant shows (`core.facts`)."""

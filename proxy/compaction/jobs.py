@@ -6,6 +6,7 @@ from typing import Self
 
 from proxy.compaction.brief import Brief
 from proxy.core.checkpoint import Checkpoint
+from proxy.core.frontier import Frontier
 from proxy.core.masks import answered_calls
 from proxy.core.message import Call, Message
 from proxy.core.planner import Plan
@@ -54,6 +55,7 @@ class Job:
         ttl_s: Seconds that the checkpoint is kept.
         basis: The numbers that T follows from where it is about money, each with its name.
         searchable: Whether the model will be offered the tool that finds what the round takes out.
+        frontier: Where the conversation stands, for a chain of records; else empty.
     """
 
     plan: Plan
@@ -88,6 +90,7 @@ class Job:
     ttl_s: float
     basis: Mapping[str, float] = field(default_factory=dict)
     searchable: bool = False
+    frontier: Frontier = field(default_factory=Frontier)
 
     @property
     def ahead(self) -> bool:

@@ -13,6 +13,7 @@ from proxy.announcing import Listener, unheard
 from proxy.archive import Round
 from proxy.archiving import Archive, Original, archived
 from proxy.compaction.beside import beside
+from proxy.compaction.brief import SUMMARY_CHARACTERS
 from proxy.compaction.checkpoint_index import CheckpointIndex
 from proxy.compaction.gleanings import Gleanings
 from proxy.compaction.jobs import Job
@@ -36,9 +37,6 @@ from proxy.originals import Place
 from proxy.ports import Lease
 from proxy.reading import Reading
 from proxy.storage.records import Item, Line, Records
-
-# Characters of a text that no model wrote, for each token of the size asked for.
-EXTRACT_CHARACTERS = 3.5
 
 _log = structlog.get_logger()
 
@@ -279,7 +277,7 @@ def _tokens(job: Job, puts: tuple[Put, ...]) -> int:
 
 def _extracts(job: Job) -> tuple[str, ...]:
     """The texts of the round's groups without a model, and with the ledger where no record holds it."""
-    characters = int(max(1, job.asked) * EXTRACT_CHARACTERS)
+    characters = int(max(1, job.asked) * SUMMARY_CHARACTERS)
     share = characters // max(1, len(job.plan.groups))
     made = []
     for group, messages in zip(job.plan.groups, job.groups, strict=True):

@@ -95,6 +95,7 @@ class Ordering:
             ttl_s=self.ttl_s,
             basis=view.basis,
             searchable=self._keeps and _searchable(ask),
+            frontier=draft.frontier,
         )
         return replace(job, brief=self._brief(view, job)) if plan.groups else job
 
@@ -125,6 +126,7 @@ class Ordering:
             deadline_s=settings.summary.timeout_s,
             said=said,
             aligned=aligned,
+            states=job.frontier.states,
         )
 
 

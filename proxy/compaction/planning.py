@@ -9,6 +9,7 @@ from proxy.compaction.beside import beside
 from proxy.compaction.gleanings import Gleanings
 from proxy.compaction.view import View
 from proxy.core.digest import message_id
+from proxy.core.frontier import Frontier
 from proxy.core.ledger import Standing, ledger, rendered, rules
 from proxy.core.masks import MASK_TOKENS, first_to_go
 from proxy.core.message import Message, latest_user
@@ -46,6 +47,7 @@ class Draft:
         ledger: What the user said and what was observed, for a chain of records; else empty.
         rules: What the ledger must hold in any case.
         outdated: What the user said and no longer holds, by index of the message: no model shall see it.
+        frontier: Where the conversation stands, for a chain of records; else empty.
     """
 
     plan: Plan
@@ -54,6 +56,7 @@ class Draft:
     ledger: str = ""
     rules: tuple[str, ...] = ()
     outdated: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    frontier: Frontier = field(default_factory=Frontier)
 
 
 async def drafted(view: View, reading: Reading, gleanings: Gleanings, *, small: bool = False) -> Draft | None:
@@ -134,12 +137,14 @@ class _Held(NamedTuple):
         room: With whether the chain must be written anew.
         covered: What is taken if there is room for what is carried over.
         standing: What users have said and still holds.
+        frontier: Where the conversation stands.
         words: The ledger.
     """
 
     room: Room
     covered: frozenset[int]
     standing: Standing
+    frontier: Frontier
     words: "CarriedOver"
 
 
@@ -158,8 +163,9 @@ def _held(view: View, room: Room, gleanings: Gleanings) -> _Held:
     standing = gleanings.standing(view.body)
     said = " ".join(each.text for each in _kept(view)).casefold()
     anew = any(value in said for value in standing.outdated.values)
-    words = _carried_over(view, covered, standing, gleanings)
-    return _Held(replace(room, anew=anew), covered, standing, words)
+    frontier = gleanings.frontier(view.body)
+    words = _carried_over(view, covered, standing, frontier, gleanings)
+    return _Held(replace(room, anew=anew), covered, standing, frontier, words)
 
 
 def _chained(view: View, held: _Held, told: int, gleanings: Gleanings, *, small: bool) -> Draft | None:
@@ -176,8 +182,9 @@ def _chained(view: View, held: _Held, told: int, gleanings: Gleanings, *, small:
         return None
     gone = frozenset(made.gone)
     if covered != gone:  # what was carried over took more or less than there was room for
-        words = _carried_over(view, gone, held.standing, gleanings)
-    return Draft(_with_task(view, made, room), asked, pays, *words, held.standing.outdated.texts)
+        words = _carried_over(view, gone, held.standing, held.frontier, gleanings)
+    outdated = held.standing.outdated.texts
+    return Draft(_with_task(view, made, room), asked, pays, *words, outdated, held.frontier)
 
 
 def _kept(view: View) -> tuple[Message, ...]:
@@ -252,7 +259,12 @@ class CarriedOver(NamedTuple):
 
 async def carried_over(view: View, covered: Collection[int], gleanings: Gleanings) -> CarriedOver:
     """The ledger of what is covered, within the budget of `anchored`: every strategy falls back on it."""
-    return await beside(lambda: _carried_over(view, covered, gleanings.standing(view.body), gleanings))
+
+    def read() -> CarriedOver:
+        standing, frontier = gleanings.standing(view.body), gleanings.frontier(view.body)
+        return _carried_over(view, covered, standing, frontier, gleanings)
+
+    return await beside(read)
 
 
 def pins_of(view: View) -> tuple[str, ...]:
@@ -261,7 +273,7 @@ def pins_of(view: View) -> tuple[str, ...]:
 
 
 def _carried_over(
-    view: View, covered: Collection[int], standing: Standing, gleanings: Gleanings
+    view: View, covered: Collection[int], standing: Standing, frontier: Frontier, gleanings: Gleanings
 ) -> CarriedOver:
     layout = view.policy.layout or LAYOUT
     gone = frozenset(covered) | (view.earlier.gone if view.earlier else frozenset())
@@ -272,6 +284,7 @@ def _carried_over(
         lambda index: message_id(view.prefixes[index]),
         pins_of(view),
         standing=standing,
+        frontier=frontier,
         seen=gleanings.seen,
     )
     return CarriedOver(rendered(found, characters), rules(found))

@@ -398,8 +398,15 @@ def _shape_for_share(group: Group, shape: SummaryShape, share: float) -> Summary
 
 
 def _verified(brief: Brief, found: tuple[str, ...]) -> tuple[str, ...]:
-    """The texts without what their groups do not back."""
+    """The texts without what their groups do not back, and with the states of requests as they are."""
     return tuple(
-        verified(text, sources=(*brief.said, *group), earlier=brief.earlier, language=brief.language)
+        verified(
+            text,
+            sources=(*brief.said, *group),
+            earlier=brief.earlier,
+            language=brief.language,
+            states=brief.states,
+            characters=brief.characters // len(brief.groups),
+        )
         for text, group in zip(found, brief.groups, strict=True)
     )

@@ -222,6 +222,87 @@ CLOSING = re.compile(
     r"vergiss (?:es|das)|schon gut|erledigt|算了|不用了|完成了|もういい|やっぱりいい|रहने दो|छोड़ो|انس الأمر|لا داعي|"
     r"বাদ দাও|رہنے دو|چھوڑو)"
 )
+# What takes back what was said before, as a whole message.
+WITHDRAWAL = re.compile(
+    r"(?:ok|okay|no|ah|oh|actually|well|alright|please|sorry)?[,. ]*(?:never ?mind|forget (?:it|that|about it|"
+    r"about that)|cancel (?:it|that)|drop (?:it|that)|skip (?:it|that)|scratch that|no need|leave it|olvídalo|"
+    r"déjalo|laisse tomber|oublie|esquece|deixa pra lá|забудь|не надо|vergiss (?:es|das)|schon gut|算了|不用了|"
+    r"もういい|やっぱりいい|रहने दो|छोड़ो|انس الأمر|لا داعي|বাদ দাও|رہنے دو|چھوڑو)"
+    r"(?:[,. ]*(?:please|then|thanks|thank you))?[.!。! ]*\Z"
+)
+# What ends an exchange without asking for anything, at the start of a short message.
+THANKS = re.compile(
+    r"\W*+(?:(?:ok|okay|no|nope|great|perfect|awesome|wonderful|excellent|nice|alright|good|cool|sure|yes|"
+    r"that(?:'s| is| was| looks| sounds)?|it(?:'s| is)?|looks|sounds|works|all|everything|so|very|really|much|"
+    r"just|and|i|appreciate|you've been|for now|is)\b[,.! ]*+)*+"
+    r"(?:(?:thanks?|thank you|thx|ty|cheers|bye|goodbye|good ?night|stop|quit|exit|that'?s all|that is all|"
+    r"that will be all|that'll be all|nothing else|all set|i'm (?:all set|good|done)|perfect|great|lgtm|done|"
+    r"appreciate\w*|helpful|gracias|eso es todo|merci|c'est tout|obrigad[oa]|é tudo|é só isso|спасибо|это вс[её]|"
+    r"danke\w*|vielen dank|das ist alles|das war'?s|tschüss)(?!\w)|谢谢|多谢|感谢|就这些|ありがとう|以上です|धन्यवाद|शुक्रिया|"
+    r"شكرا|شكرًا|ধন্যবাদ|شکریہ)"
+)
+# What an assistant asks a user with where no question mark stands.
+ASKING_BACK = _any(
+    r"please (?:\w+ ){0,2}(?:provide|confirm|tell|share|specify|choose|select|send|give|let|check|clarify|"
+    r"enter|pick|paste|upload|verify|double|describe|indicate|reply|answer|advise)\w* | let me know | could you | "
+    r"would you | can you | kindly | i(?:'ll)? (?:will )?need (?:your|you to|the|some|a few) | por favor | "
+    r"podrías | s'il (?:te|vous) plaît | pouvez-vous | preciso (?:de|do|da|que) | poderia | пожалуйста | "
+    r"bitte | können sie",
+    r"请 | 請 | 麻烦 | ください | 教えて | कृपया | من فضلك | يرجى | অনুগ্রহ | দয়া করে | براہ کرم",
+)
+# A question or a wish at the end of an answer that asks for nothing the work needs.
+OFFER = re.compile(
+    r"\b(?:anything else|something else|any(?:thing)? (?:other|further|more)|(?:further|more|other|additional) "
+    r"(?:\w+ ){0,2}(?:assistance|help|questions?|changes?|requests?|needs?|information)|feel free|let me know if (?:you (?:have|need|want|would like)|there is any\\w*|there's any\\w*)|"
+    r"(?:reach out|ask)(?: again)? if|"
+    r"need(?:s)? (?:any |more |further )*(?:help|assistance)|how (?:can|may|else can) i (?:help|assist)|"
+    r"what else|happy to (?:help|assist)|here to (?:help|assist)|hesitate|algo más|otra cosa|en qué más|"
+    r"autre chose|d'autres|n'hésitez|mais alguma|algo mais|что-(?:то|нибудь) ещ[её]|чем ещ[её]|noch etwas|"
+    r"sonst noch|weitere\w* (?:fragen|hilfe)|könnte ich .{0,20}helfen)\b|"
+    r"还有(?:什么|其他|别的)|其他(?:问题|需要)|何か(?:他に)?(?:あれば|ご)|他に(?:何か|も)|और कुछ|شيء آخر|آخر"
+)
+# What a sentence begins with that tells what its speaker is going to do.
+PROMISE = re.compile(
+    r"\W*+(?:(?:ok|okay|alright|great|sure|now|next|then|first|so|and|once .{3,80}?|after .{3,80}?)[,.! ]++)*+"
+    r"(?:i will|i'll|i am going to|i'm going to|we will|we'll|next,? i|i still (?:need|have) to|still to do|"
+    r"remaining:|i(?:'ll)? (?:then )?plan to|voy a|haré|je vais|je ferai|vou|farei|я (?:сейчас )?(?:сделаю|буду)|"
+    r"сейчас я|ich werde|als nächstes|我将|我会|接下来|これから|次に|मैं अब|سأقوم|سوف)(?!\w)"
+)
+# What the status of a request, or the heading over requests, says of them.
+OPEN_STATUS = re.compile(
+    r"\b(?:open|pending|unresolved|outstanding|unanswered|in progress|not (?:yet )?(?:done|started|finished)|to ?do|"
+    r"remaining|next steps?|waiting|blocked|abiert[oa]s?|pendientes?|en curso|ouverte?s?|en cours|en attente|"
+    r"em aberto|em andamento|открыт\w*|в работе|offen\w*|ausstehend\w*|in arbeit)\b|"
+    r"未完成|待办|待处理|进行中|未解決|未対応|保留|लंबित|مفتوح|معلق|বাকি|زیر التوا"
+)
+DONE_STATUS = re.compile(
+    r"\b(?:done|completed?|finished|resolved|answered|fulfilled|accomplished|hech[oa]s?|complet\w+|terminad[oa]s?|"
+    r"faite?s?|terminée?s?|conclu[ií]d[oa]s?|feit[oa]s?|готово|выполнен\w*|завершен\w*|erledigt\w*|fertig\w*|"
+    r"abgeschlossen\w*)\b|已完成|已解决|完了|済み|पूर्ण|تم|সম্পন্ন|مکمل"
+)
+# What has somebody carry out what was proposed; in folded text.
+APPROVAL = re.compile(
+    r"(?:(?:yes|yeah|yep|ok|okay|sure|great|good|please|then|now|and|sí|oui|sim|да|ja)\b[,.! ]*+)*+"
+    r"(?:(?:do|try|apply|implement|fix|use) (?:it|that|this|so|them|those|these)\b|"
+    r"make (?:it so|(?:it|that|this|those|these|the) (?:changes?|edits?))|go ahead|proceed|continue|go on|hazlo|"
+    r"adelante|contin[uú]a|fais[- ]le|vas-y|faça|prossiga|сделай|давай|продолжай|mach (?:das|es|weiter)|weiter)\b|"
+    r"做吧|继续|やって|続けて|करो|जारी|افعل|تابع|করো|চালিয়ে|کرو|جاری"
+)
+# What says how something is to be; in folded text.
+WISH = re.compile(
+    r"\b(?:should|must|needs? to|has to|have to|ought to|debería\w*|debe[ns]?|devrai\w*|doit|doivent|deve[mr]?\w*|"
+    r"sollte\w*|muss|müssen|долж\w+|нужно)\b|应该|必须|需要|べき|必要が|चाहिए|يجب|ينبغي|উচিত|চাই|چاہیے"
+)
+# What a user says, or pastes, of work that did not succeed; in folded text.
+FAILURE_REPORT = re.compile(
+    r"\b(?:doesn't|does not|didn't|did not|isn't|is not|not|don't|do not) (?:work|working|help|change|apply|conform)\b|"
+    r"\bstill (?:not|fails?|failing|broken|wrong|the same|looks?|doesn't|does not|isn't|gets?|getting|there)\b|"
+    r"\bthat(?:'s| is) not (?:it|right|what)\b|\bsame (?:error|problem|issue)\b|\bfailed to\b|\bwtf\b|"
+    r"\b(?:lint|type|syntax|build|compile|test) (?:errors?|failures?)\b|\b[1-9]\d{0,5} (?:failed|errors?)\b|"
+    r"\btraceback \(|\b\w{1,60}(?:error|exception): |"
+    r"\bno funciona|\bsigue (?:sin|igual)|\bne (?:marche|fonctionne) pas|\bfunktioniert nicht|\bgeht nicht|"
+    r"\bimmer noch|\bnão funciona|\bне работает|还是不|不行|没有用|動かない|動きません|काम नहीं|لا يعمل|কাজ করছে না|کام نہیں"
+)
 QUESTION = re.compile(
     r"(?:so |and |but |ok,? |hmm+ |wait,? )*(?:what|why|how|who|whom|whose|which|where|when (?:is|are|do|"
     r"did|will)|is|are|was|were|do (?:you|we|i)|"

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from proxy.core.actions import list_actions
 from proxy.core.defang import defanged
 from proxy.core.facts import Observed, observed, one_line
+from proxy.core.frontier import Frontier, is_idle, read_frontier
 from proxy.core.message import Message
 from proxy.core.orders import orders
 from proxy.core.values import values
@@ -27,16 +29,18 @@ CANDIDATES = 600
 A_MESSAGE = 6
 # Two sentences that share more of their words than this say the same.
 SAME = 0.6
-# Shares of the room: for what was done, and for sentences; the rest tells where it stopped.
-WORK_SHARE, SAID_SHARE = 0.4, 0.85
+# Shares of the room: for what was done and where it stopped, and of what they leave for sentences.
+WORK_SHARE, STATE_SHARE, SAID_SHARE = 0.75, 0.25, 0.85
 LINE_CHARACTERS = 160
+# Of a call that only read: arguments, and their characters.
+READ_ARGUMENTS, READ_CHARACTERS = 3, 60
 LINES = 40
 
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+|(?<=[\u3002\uff01\uff1f])\s*|\n+")
 _CODE = re.compile(r"^[ \t]*```.*?(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 _WORD = re.compile(r"[^\W_]{2,}")
+_BULLET = re.compile(r"[-*•]\s+")
 _NOISE = re.compile(r"^\s*(?:```|[|<>{}\[\]#$]|\d+[:|]|---)")
-_ERROR_NAME = re.compile(r"\b[A-Z]\w{0,60}(?:Error|Exception|Failure)\b|\bexit code -?\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +82,14 @@ def _line(text: str) -> str:
 def _split(text: str) -> list[str]:
     """The sentences of a text that are worth quoting."""
     prose = _CODE.sub("\n", _ends(text))
-    found = (" ".join(each.split()) for each in _SENTENCE.split(prose) if not _NOISE.match(each))
-    return [each for each in found if SHORTEST <= len(each) <= LONGEST and not orders(each)]
+    found = (
+        _BULLET.sub("", " ".join(each.split()), count=1)
+        for each in _SENTENCE.split(prose)
+        if not _NOISE.match(each)
+    )
+    return [
+        each for each in found if SHORTEST <= len(each) <= LONGEST and not orders(each) and not is_idle(each)
+    ]
 
 
 def _sentences(messages: Sequence[Message], role: str) -> Iterator[_Sentence]:
@@ -132,33 +142,42 @@ def _chosen(sentences: Sequence[_Sentence], length: int, characters: int) -> lis
     return sorted(chosen, key=lambda each: each.at)
 
 
-def _work(messages: Sequence[Message], seen: Sequence[Observed]) -> Iterator[str]:
-    """What was done, changes first and the newest first: files, and tools by how often they ran."""
+def _work(frontier: Frontier, seen: Sequence[Observed], characters: int) -> Iterator[str]:
+    """What was done, changes first, then what was run, then what was read; the newest first."""
+    writes = [each for each in frontier.actions if each[1].is_write]
+    yield from list_actions(writes, characters)
+    written = {value for _, action in writes for _, value in action.arguments}
     paths = [each for each in seen if each.kind == "path" and each.deeds and not re.search(r"\s", each.text)]
-    for each in sorted(paths, key=lambda path: (path.deeds == ("read",), -path.at)):
+    changed = [each for each in paths if each.deeds != ("read",) and each.text not in written]
+    for each in sorted(changed, key=lambda path: -path.at):
         yield f"- {_line(each.text)}: {', '.join(each.deeds)}"
-    calls = Counter(call.name for message in messages for call in message.calls)
-    for name, count in calls.most_common(LINES):
-        yield f"- {_line(name)}: {count} {'call' if count == 1 else 'calls'}"
+    others = [each for each in frontier.actions if not each[1].is_write]
+    ran = [each for each in others if each[1].has_failed or not each[1].is_read]
+    yield from list_actions(ran, characters)
+    read: dict[str, dict[str, None]] = {}
+    for _, action in reversed(others):
+        if action.is_read and not action.has_failed and action.arguments:
+            asked = " ".join(value for _, value in action.arguments[:READ_ARGUMENTS])
+            read.setdefault(action.tool, {}).setdefault(one_line(asked, READ_CHARACTERS))
+    told = (f"{_line(tool)} {', '.join(map(_line, targets))}" for tool, targets in read.items())
+    if read:
+        yield _cut_line(f"- read: {'; '.join(told)}")
 
 
-def _state(
-    messages: Sequence[Message], name: Callable[[int], str], seen: Sequence[Observed]
-) -> Iterator[str]:
-    """Where it stopped: the last error, the last calls, and what the assistant said last."""
-    errors = [each for each in seen if each.kind in {"error", "exit"} and _ERROR_NAME.search(each.text)]
-    if errors:
-        yield f"- last error: {' '.join(_ERROR_NAME.findall(errors[-1].text)[:2])} ({name(errors[-1].at)})"
+def _cut_line(line: str) -> str:
+    """A line with as many of its items as there is room for."""
+    return line if len(line) <= LINE_CHARACTERS else line[:LINE_CHARACTERS].rpartition(",")[0]
+
+
+def _state(messages: Sequence[Message], name: Callable[[int], str], frontier: Frontier) -> Iterator[str]:
+    """Where it stopped: the last step and what came of it, what was left open, and what was said last."""
+    if (step := frontier.find_last_step(range(len(messages)))) is not None:
+        yield f"- last step: {defanged(step.describe())} ({name(step.at)})"
+    for end in reversed(frontier.loose_ends):
+        yield f"- {end.kind}: {defanged(end.text)} ({name(end.at)})"
     recent = range(len(messages) - 1, max(-1, len(messages) - NEWEST), -1)
-    at = next((index for index in recent if messages[index].calls), None)
-    if at is not None:
-        paths = [
-            each.text for each in observed(messages, [at]) if each.kind == "path" and " " not in each.text
-        ]
-        called = ", ".join(dict.fromkeys(call.name for call in messages[at].calls[:4]))
-        yield f"- last call: {_line(' '.join([called, *paths[:3]]))} ({name(at)})"
-    said = (index for index in recent if messages[index].role == "assistant" and _split(messages[index].text))
-    if (at := next(said, None)) is not None:
+    said_last = (at for at in recent if messages[at].role == "assistant" and _split(messages[at].text))
+    if (at := next(said_last, None)) is not None:
         yield f"- said last: {_quoted(_split(messages[at].text)[-1])} ({name(at)})"
 
 
@@ -187,9 +206,12 @@ def extractive(messages: Sequence[Message], characters: int, name: Callable[[int
     """
     if characters <= 0 or all(each.empty for each in messages):
         return ""
-    seen = observed(messages, _window(len(messages)))
-    state = _section("Where it stopped:", _state(messages, name, seen), int((1 - WORK_SHARE) * characters))
-    work = _section("Done:", _work(messages, seen), int(WORK_SHARE * characters))
+    window = _window(len(messages))
+    seen = observed(messages, window)
+    frontier = read_frontier(messages)
+    room = int(WORK_SHARE * characters)
+    work = _section("Done:", _work(frontier, seen, room - len("Done:\n")), room)
+    state = _section("Where it stopped:", _state(messages, name, frontier), int(STATE_SHARE * characters))
     room = int(SAID_SHARE * (characters - len(state) - len(work)))
     quotable = list(_sentences(messages, "assistant")) or list(_sentences(messages, "user"))
     chosen = _chosen(quotable, len(messages), room - len("Said:"))

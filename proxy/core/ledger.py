@@ -5,10 +5,13 @@ kept apart. What was said later of the same subject takes the place of what was 
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import islice
 
+from proxy.core.actions import describe_actions, describe_briefly
 from proxy.core.cues import Kind
 from proxy.core.facts import Observed, Shown, observed, shown
-from proxy.core.ledger_text import Entry, Ledger, Remark, flat, rendered
+from proxy.core.frontier import Frontier, RequestState, read_frontier
+from proxy.core.ledger_text import Entry, Ledger, Progress, Remark, flat, rendered
 from proxy.core.message import Message
 from proxy.core.standing import Outdated, Spoken, Standing
 
@@ -18,6 +21,7 @@ __all__ = [
     "Ledger",
     "Observed",
     "Outdated",
+    "Progress",
     "Remark",
     "Standing",
     "has_every_rule",
@@ -33,6 +37,8 @@ PIN = -1
 # Rules that one ledger quotes. Of 217 recorded conversations of coding agents, desks and chats none has more
 # than 54. Every quoted rule is sent with every later request, so the number must end somewhere.
 MAX_RULES = 500
+# Lines of what was done, and of what was run, that one ledger may hold.
+MAX_ACTIONS = 200
 
 
 def ledger(
@@ -42,6 +48,7 @@ def ledger(
     pins: Sequence[str] = (),
     *,
     standing: Standing | None = None,
+    frontier: Frontier | None = None,
     seen: Callable[[Message], tuple[Shown, ...]] = shown,
 ) -> Ledger:
     """What has to be kept of the covered messages.
@@ -54,18 +61,71 @@ def ledger(
         pins: Rules given by header or API; they come first. Of pins and rules together the ledger quotes at
             most `MAX_RULES`.
         standing: Of these messages, where it is known already.
+        frontier: Where the conversation stands, where it is known already.
         seen: What a message shows; `core.facts.shown`, or a memory of it.
     """
     gone = frozenset(covered)
+    come = read_frontier(messages) if frontier is None else frontier
     kept = (standing or Standing(messages)).of(gone)
     pinned = tuple(Entry(Kind.RULE, pin.strip(), "", PIN) for pin in dict.fromkeys(pins) if pin.strip())
-    entries = tuple(
-        Entry(spoken.kind, spoken.said.text, name(at), at, bool(spoken.said.label))
-        for at, spoken in kept
-        if spoken.kind
+    entries, rest = [], []
+    for at, spoken in kept:
+        if (kind := _kind(spoken, come)) is not None:
+            entries.append(Entry(kind, spoken.said.text, name(at), at, bool(spoken.said.label)))
+        elif not (spoken.is_withdrawn or _find_outcome(spoken, come)):
+            rest.append((at, spoken))
+    progress = (*_list_progress(come, gone), *_list_answered(kept, come), *_list_runs(come, gone))
+    bounded = tuple(_bound_rules([*pinned, *entries]))
+    return Ledger(bounded, tuple(_remarks(rest, name)), observed(messages, gone, seen), progress)
+
+
+def _kind(spoken: Spoken, frontier: Frontier) -> Kind | None:
+    """What a statement is to be gone by as; None for nothing: a request is one only while it is open."""
+    state = frontier.states.get((spoken.turn, spoken.said.text))
+    if spoken.kind not in {Kind.REQUEST, None} or state is None:
+        return spoken.kind
+    return Kind.REQUEST if state is RequestState.OPEN and not spoken.is_closed else None
+
+
+def _find_outcome(spoken: Spoken, frontier: Frontier) -> str:
+    """What came of an answered request or question; "" for what is none, or where that is not known."""
+    key = spoken.turn, spoken.said.text
+    asks = spoken.kind is Kind.REQUEST or (spoken.kind is None and spoken.said.question)
+    return (
+        frontier.outcomes.get(key, "") if asks and frontier.states.get(key) is RequestState.ANSWERED else ""
     )
-    bounded = tuple(_bound_rules(pinned + entries))
-    return Ledger(bounded, tuple(_remarks(kept, name)), observed(messages, gone, seen))
+
+
+def _list_progress(frontier: Frontier, gone: Collection[int]) -> Iterator[Progress]:
+    """What is left open, what was changed, and where it stopped; each kind newest first."""
+    left = [each for each in frontier.loose_ends if each.at in gone]
+    yield from (Progress(each.kind, each.text, each.at) for each in reversed(left))
+    actions = [each for each in frontier.actions if each[0] in gone and each[1].is_write]
+    for line in islice(describe_actions(actions), MAX_ACTIONS):
+        yield Progress("tried" if line.has_failed else "done", line.text, line.at, line.short)
+    if (step := frontier.find_last_step(gone)) is not None:
+        yield Progress("last step", step.describe(), step.at, describe_briefly(step.action))
+
+
+def _list_answered(kept: Sequence[tuple[int, Spoken]], frontier: Frontier) -> Iterator[Progress]:
+    """What came of answered requests, newest first; those of which the same came share a line."""
+    said: dict[str, dict[str, int]] = {}
+    for at, spoken in kept:
+        if outcome := _find_outcome(spoken, frontier):
+            said.setdefault(outcome, {})[spoken.said.text] = at
+    for outcome, texts in sorted(said.items(), key=lambda item: -max(item[1].values())):
+        yield Progress("answered", f"{' '.join(texts)} → {outcome}", max(texts.values()))
+
+
+def _list_runs(frontier: Frontier, gone: Collection[int]) -> Iterator[Progress]:
+    """Other calls than reads, such as tests, newest first."""
+    actions = [
+        (at, each)
+        for at, each in frontier.actions
+        if at in gone and not each.is_write and (each.has_failed or not each.is_read)
+    ]
+    for line in islice(describe_actions(actions), MAX_ACTIONS):
+        yield Progress("ran", line.text, line.at, line.short)
 
 
 def _bound_rules(entries: Sequence[Entry]) -> Iterator[Entry]:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Self
 
 from proxy.core import cues
@@ -33,11 +34,15 @@ class Spoken:
         said: The statement, or what is left of it.
         turn: Which user message of the conversation it stands in.
         kind: What it is to be gone by; weightier than the statement's own where it replaced such a one.
+        is_closed: Whether the user has given it up, or called it done.
+        is_withdrawn: Whether the user has taken it back, so that it is not even quoted.
     """
 
     said: Statement
     turn: int
     kind: Kind | None
+    is_closed: bool = False
+    is_withdrawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +114,24 @@ class _InForce:
             if key in (held := self._by_word[word]):
                 held.remove(key)
 
-    def close(self) -> None:
-        """The newest request so far is done or given up; one that the user labelled stays."""
-        while self._asked:
-            key = self._asked.pop()
-            if key in self.spoken:
-                self.spoken[key] = replace(self.spoken[key], kind=None)
-                return
+    def close(self, turn: int, *, withdraws: bool) -> None:
+        """The newest request so far is done or given up; one that the user labelled stays.
+
+        Where the message before the turn asks for nothing, what is taken back is the newest rule in it.
+        """
+        self._asked = [key for key in self._asked[-COMPARED:] if key in self.spoken]
+        newest = islice(reversed(self.spoken), COMPARED)
+        before = [key for key in newest if self.spoken[key].turn == turn - 1]
+        rules = [
+            key for key in before if self.spoken[key].kind is Kind.RULE and not self.spoken[key].said.label
+        ]
+        if withdraws and rules and not any(key in self._asked for key in before):
+            self._close(rules[0], withdraws=True)
+        elif self._asked:
+            self._close(self._asked.pop(), withdraws=withdraws)
+
+    def _close(self, key: int, *, withdraws: bool) -> None:
+        self.spoken[key] = replace(self.spoken[key], kind=None, is_closed=True, is_withdrawn=withdraws)
 
 
 def _weightier(new: Kind | None, old: Kind | None) -> Kind | None:
@@ -178,8 +194,10 @@ class Standing:
 
     def _read(self, turn: int, said: Callable[[str], tuple[Statement, ...]]) -> None:
         text = self._texts[turn]
-        if cues.CLOSING.match(folded(text[:CLOSING_CHARACTERS])):
-            self.in_force.close()
+        said_first = folded(text[:CLOSING_CHARACTERS])
+        if cues.CLOSING.match(said_first):
+            withdraws = len(text) < CLOSING_CHARACTERS and cues.WITHDRAWAL.match(said_first) is not None
+            self.in_force.close(turn, withdraws=withdraws)
         for each in said(text):
             self.in_force.add(Spoken(each, turn, each.kind))
 

@@ -73,11 +73,11 @@ def _joined(texts: Iterable[str]) -> str:
     return " ".join(" ".join(parts).split())
 
 
-def _facts(removed: Sequence[Message], shown: Callable[[Message], Iterable[Shown]]) -> dict[str, list[str]]:
+def _facts(removed: Sequence[Message], shown: Callable[[Message], Sequence[Shown]]) -> dict[str, list[str]]:
     """The facts of each kind, newest first, each once."""
     found: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for message in _newest(removed):
-        for kind, text, _ in reversed(list(shown(message))):
+        for kind, text, *_ in reversed(shown(message)):
             if kind in _KINDS and text:
                 found[_KINDS[kind]].setdefault(" ".join(text.split()))
     return {kind: list(islice(texts, MAX_FACTS)) for kind, texts in found.items()}
@@ -97,7 +97,7 @@ def survived(
     removed: Sequence[Message],
     seen: Iterable[str],
     rules: Sequence[str] = (),
-    shown: Callable[[Message], Iterable[Shown]] = shown,
+    shown: Callable[[Message], Sequence[Shown]] = shown,
 ) -> Mapping[str, tuple[int, int]]:
     """How many facts of each kind there were, and how many of them are still seen: kept, then all.
 

@@ -5,14 +5,19 @@ rules. What later work cannot do without and the summary lost is put behind it, 
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
+from types import MappingProxyType
 
+from proxy.core.actions import Action, list_actions
 from proxy.core.facts import Observed, observed
+from proxy.core.frontier import RequestState, read_frontier
 from proxy.core.language import language as language_of
 from proxy.core.message import Message
 from proxy.core.orders import backed, orders
+from proxy.core.request_states import NOTHING, correct_states
 from proxy.core.values import Value, values
 from proxy.errors import SummaryFailed
 
@@ -26,6 +31,9 @@ ADDED_SHARE = 0.2
 ADDED_CHARACTERS = 600
 ADDED_VALUE_CHARACTERS = 120
 ADDED = "Additional exact values:"
+# Of the size allowed, however long the summary is.
+CALLS_SHARE = 0.5
+ADDED_CALLS = "Calls that changed something, and how they ended:"
 # How many of the newest messages' identifiers are critical, and what each kind weighs.
 NEWEST = 6
 CRITICAL = 32
@@ -38,6 +46,7 @@ LONG_DIGITS = 5
 LEAST_CODE = 5
 
 _ENTRY = re.compile(r"\s*(?:[-*+•]|\d{1,3}[.)])?\s*(?:\[[ xX]\]\s*)?")
+_BULLET = re.compile(r"\s*(?:[-*+•]|\d{1,3}[.)])\s")
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+|(?<=[\u3002\uff01\uff1f])\s*")
 _HEADING = re.compile(r"\s*#{1,6} |\s*\|[\s|:-]+\|?\s*$")
 _TOKEN = re.compile(r"[^\W_]+")
@@ -163,18 +172,36 @@ def _kept(text: str, sources: _Sources, said: Sequence[str]) -> str:
     return "\n".join(lines).strip()
 
 
+def _drop_repeats(text: str) -> str:
+    """The text without entries that stand there already; a section that had no other one says so."""
+    known: set[str] = set()
+    lines, kept = text.splitlines(), list[str]()
+    for line, follower in zip_longest(lines, lines[1:]):
+        if line not in known or len(line) < LEAST_CHARACTERS or not _BULLET.match(line):
+            kept.append(line)
+        elif kept[-1].startswith("#") and not follower:
+            kept.append(NOTHING)
+        known.add(line)
+    return "\n".join(kept)
+
+
 def _weight(text: str) -> int:
     """Characters of a text that say something: without headings and rulers of tables."""
     return sum(len(line.strip()) for line in text.splitlines() if not _HEADING.match(line))
 
 
-def _critical(messages: Sequence[Message]) -> list[tuple[int, str]]:
+def _critical(messages: Sequence[Message], writes: Sequence[Action]) -> list[tuple[int, str]]:
     """What must not be lost, each with its weight, the newest last."""
     seen = observed(messages, range(len(messages)))
     errors = [each for each in seen if each.kind in {"error", "exit"}]
     last = _ERROR_NAME.findall(errors[-1].text)[:1] if errors else []
     found = [(weight, each.text) for each in seen if (weight := _importance(each, len(messages)))]
     found += [(ERROR_WEIGHT, name) for name in last]
+    known = {value for _, value in found}
+    targets = dict.fromkeys(
+        each.target[1] for each in writes if not (each.has_failed or re.search(r"\s", each.target[1]))
+    )
+    found += [(CHANGED_WEIGHT, value) for value in targets if value not in known]
     short = [each for each in found if each[1] and len(each[1]) <= ADDED_VALUE_CHARACTERS]
     return short[-CRITICAL:]
 
@@ -188,27 +215,48 @@ def _importance(each: Observed, length: int) -> int:
     return RECENT_WEIGHT if recent and _copied(Value(each.kind, each.text, 0)) else 0
 
 
-def _repaired(text: str, messages: Sequence[Message]) -> str:
-    """The text and behind it the critical values that it lacks, the newest first, as far as there is room."""
-    critical = _critical(messages)
-    folded = text.casefold()
+def _repaired(text: str, messages: Sequence[Message], characters: int) -> str:
+    """The text and behind it what it lacks: calls that changed something, then critical values."""
+    writes = [each for each in read_frontier(messages).actions if each[1].is_write]
+    whole = _add_calls(text, writes, max(characters - len(text), int(CALLS_SHARE * characters)))
+    critical = _critical(messages, [each for _, each in writes])
+    folded = whole.casefold()
     missing = [each for each in critical if each[1].rpartition("/")[2].casefold() not in folded]
     lost = sum(weight for weight, _ in missing)
     if not missing or lost <= (1 - RECALL) * sum(weight for weight, _ in critical):
-        return text
+        return whole
     room = int(min(ADDED_CHARACTERS, ADDED_SHARE * len(text))) - len(ADDED) - 2
     added = ""
     for _, _, value in sorted((-weight, -at, value) for at, (weight, value) in enumerate(missing)):
         if len(added) + len(value) + 3 <= room:
             added += f"\n- {value}"
-    return f"{text}\n\n{ADDED}{added}" if added else text
+    return f"{whole}\n\n{ADDED}{added}" if added else whole
+
+
+def _add_calls(text: str, writes: Sequence[tuple[int, Action]], room: int) -> str:
+    """The text and behind it the calls that changed something, as far as the text lacks words of them."""
+    known = frozenset(_TOKEN.findall(text.casefold()))
+    room -= len(ADDED_CALLS) + 2
+    added = ""
+    for line in list_actions(writes, room):
+        if not known.issuperset(_TOKEN.findall(line.casefold())) and len(added) + len(line) + 1 <= room:
+            added += f"\n{line}"
+    return f"{text}\n\n{ADDED_CALLS}{added}" if added else text
 
 
 def _prose(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if not _HEADING.match(line))
 
 
-def verified(text: str, *, sources: Sequence[Message], earlier: Sequence[str], language: str) -> str:
+def verified(
+    text: str,
+    *,
+    sources: Sequence[Message],
+    earlier: Sequence[str],
+    language: str,
+    states: Mapping[tuple[int, str], RequestState] = MappingProxyType({}),
+    characters: int = 0,
+) -> str:
     """The summary without what its sources do not back, and with the critical values that it lost.
 
     Args:
@@ -216,6 +264,8 @@ def verified(text: str, *, sources: Sequence[Message], earlier: Sequence[str], l
         sources: The messages that it summarises.
         earlier: Summaries that the model was shown.
         language: English name of the language asked for; empty if it is not known.
+        states: How far each request of the conversation has come (`core.frontier`).
+        characters: Size allowed. What the summary leaves of it is for calls that changed something.
 
     Raises:
         SummaryFailed: with the reason `language`, where it is surely in another one, or `unfaithful`, where
@@ -231,4 +281,4 @@ def verified(text: str, *, sources: Sequence[Message], earlier: Sequence[str], l
     kept = _kept(text, held, said)
     if kept != text.strip() and _weight(kept) < max(LEAST_CHARACTERS, LEAST_SHARE * _weight(text)):
         raise SummaryFailed("unfaithful")
-    return _repaired(kept, sources)
+    return _repaired(_drop_repeats(correct_states(kept, states)), sources, characters)

@@ -8,7 +8,9 @@ import pytest
 from proxy.compaction import gleanings
 from proxy.compaction.beside import beside
 from proxy.compaction.gleanings import RECORD_CHARACTERS, Gleanings
+from proxy.core.actions import Action, read_action
 from proxy.core.facts import shown
+from proxy.core.frontier import read_frontier
 from proxy.core.message import Call, Message
 from proxy.core.standing import Standing
 from proxy.core.statements import Statement, statements
@@ -91,6 +93,32 @@ def test_of_a_conversation_the_last_two_lists_are_remembered() -> None:
     for length in range(1, 9):
         held.standing(users(*(f"Step {step}." for step in range(length))))
     assert [len(each) for each in held._standings] == [7, 8]
+
+
+def test_of_a_conversation_that_has_grown_the_frontier_reads_only_what_is_new(
+    read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acted: list[str] = []
+
+    def act(call: Call, result: str | None) -> Action:
+        acted.append(call.arguments)
+        return read_action(call, result)
+
+    monkeypatch.setattr(gleanings, "read_action", act)
+    held = Gleanings()
+    messages: list[Message] = []
+    for step in range(5):
+        call = Call("1", "edit", f'{{"path":"{step}.py"}}')
+        messages += [*users(f"Please fix {step}.py."), Message("assistant", calls=(call,))]
+        messages += [
+            Message("tool", "ok", answers=("1",)),
+            Message("assistant", f"The file {step}.py is fixed."),
+        ]
+        read.clear()
+        acted.clear()
+        assert held.frontier(messages) == read_frontier(messages)
+        assert read == [f"Please fix {step}.py."]
+        assert acted == [call.arguments]
 
 
 async def test_work_beside_the_loop_is_done_one_piece_at_a_time() -> None:

@@ -34,17 +34,17 @@ WORK = [
 def test_it_tells_what_was_done_what_was_said_and_where_it_stopped() -> None:
     assert extractive(WORK, 2_000, named) == (
         "Done:\n"
-        "- tests/test_parser.py: modified\n"
-        "- src/parser.py: modified\n"
-        "- edit_file: 3 calls\n\n"
+        "- edit_file tests/test_parser.py → ok\n"
+        "- edit_file src/parser.py → ok; → ValueError: bad line 9\n\n"
         "Said:\n"
         "- The parser drops the last line of a file because of an off-by-one. (m_1)\n"
         "- I rewrote the loop so that ORD-4711 is read whole. (m_3)\n"
         "- A test now covers the empty file and the last line. (m_5)\n"
         "- All forty tests pass after the change. (m_7)\n\n"
         "Where it stopped:\n"
-        "- last error: ValueError (m_4)\n"
-        "- last call: edit_file tests/test_parser.py (m_5)\n"
+        "- last step: A test now covers the empty file and the last line: "
+        "edit_file tests/test_parser.py → ok (m_5)\n"
+        "- failed: edit_file src/parser.py → ValueError: bad line 9 (m_3)\n"
         "- said last: All forty tests pass after the change. (m_7)"
     )
 
@@ -158,4 +158,4 @@ def test_very_long_conversations_and_messages_take_no_longer_than_a_moment() -> 
     text = extractive(messages, 4_000, named)
 
     assert time.thread_time() - started < 10
-    assert "src/m999.py: modified" in text
+    assert "src/m999.py → ok" in text

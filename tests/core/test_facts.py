@@ -67,6 +67,7 @@ def test_a_value_says_where_it_stands() -> None:
          [("out.txt", ("modified",)), ("in.txt", ("read",))]),
         (Call("", "bash", '{"command":"rm -rf build"}'), [("build", ("deleted",))]),
         (Call("", "bash", '{"command":"make 2> /dev/null"}'), []),
+        (Call("", "edit", '{"code":"def f() -> None: g(x => let)"}'), []),
         (Call("", "get_weather", '{"city":"Berlin"}'), []),
         (Call("", "read_file", "not json"), []),
     ],

@@ -5,13 +5,17 @@ import time
 
 import pytest
 
+from proxy.core.actions import read_action
 from proxy.core.defang import defanged
 from proxy.core.extract import extractive
+from proxy.core.facts import shown
+from proxy.core.frontier import RequestState, read_frontier, read_reply
 from proxy.core.language import language
 from proxy.core.masks import masked_text
 from proxy.core.message import Call, Message
 from proxy.core.orders import orders
 from proxy.core.policy import STRATEGIES
+from proxy.core.request_states import correct_states
 from proxy.core.transcript import transcript
 from proxy.core.verifying import verified
 from proxy.errors import SummaryFailed
@@ -33,6 +37,16 @@ def read_as_a_result(text: str) -> None:
     assert shape is not None
     masked_text(result, call, "m_1")
     transcript([result], shape)
+    shown(result)
+    read_action(call, text)
+    read_frontier(
+        [Message("user", text), Message("assistant", calls=(call,)), result, Message("user", "Thanks.")]
+    )
+
+
+def compared_with_requests(text: str) -> None:
+    states = {(number, f"Fix the {number} bugs of the parser."): RequestState.OPEN for number in range(200)}
+    correct_states(text, states)
 
 
 @pytest.mark.parametrize("piece", PIECES)
@@ -45,8 +59,10 @@ def read_as_a_result(text: str) -> None:
         read_as_a_result,
         lambda text: extractive([Message("assistant", text)], 4_000, str),
         lambda text: language([text] * 10),
+        read_reply,
+        compared_with_requests,
     ],
-    ids=["orders", "defanged", "verified", "result", "extractive", "language"],
+    ids=["orders", "defanged", "verified", "result", "extractive", "language", "reply", "states"],
 )
 def test_no_text_takes_long_to_be_read(reading: object, piece: str) -> None:
     text = (piece * CHARACTERS)[:CHARACTERS]
