@@ -114,6 +114,18 @@ def demo(
     raise typer.Exit(run_demo(keep=keep))
 
 
+@app.command("demo-provider")
+def demo_provider(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 4140,
+    window: Annotated[int, typer.Option(help="Prompt plus output, in tokens.")] = 8192,
+) -> None:
+    """Serve the demo's provider: its answers are scripted, there is no model behind it."""
+    from proxy.demo.serve import run_provider
+
+    run_provider(host, port, window)
+
+
 @app.command()
 def version() -> None:
     """Print the version."""

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
@@ -16,7 +17,6 @@ import httpx
 import pytest
 
 from proxy.app import create_app
-from proxy.demo.serve import main
 from proxy.serving import served
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,12 +30,12 @@ def services(documents: Any) -> dict[str, dict[str, Any]]:
 
 
 @asynccontextmanager
-async def demo_provider(entrypoint: list[str]) -> AsyncIterator[str]:
+async def demo_provider(command: list[str]) -> AsyncIterator[str]:
     """The demo provider, run by the compose file's command on a free port; its base URL."""
-    _, *arguments = entrypoint
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *arguments, "--port", "0", cwd=ROOT, env={"PATH": os.environ["PATH"]}, stdout=PIPE
-    )
+        *(sys.executable, "-m", "proxy", *command, "--port", "0"),
+        cwd=ROOT, env={"PATH": os.environ["PATH"]}, stdout=PIPE,
+    )  # fmt: skip
     try:
         assert process.stdout is not None
         printed: list[str] = []
@@ -68,7 +68,7 @@ async def test_an_app_that_only_knows_a_base_url_talks_through_the_proxy(
 ) -> None:
     environ = services["demo-proxy"]["environment"]
     app = services["demo-app"]["environment"]
-    async with demo_provider(services["demo-provider"]["entrypoint"]) as upstream:
+    async with demo_provider(services["demo-provider"]["command"]) as upstream:
         pointed = environ["COMPACTION_PROXY__UPSTREAM__BASE_URL"].replace(
             "http://demo-provider:4140", upstream
         )
@@ -83,10 +83,13 @@ async def test_an_app_that_only_knows_a_base_url_talks_through_the_proxy(
     assert [(seen["model"], seen["status"]) for seen in log] == [("demo-agent", 200)] * 3
 
 
-def test_a_demo_provider_without_a_port_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_demo_provider_without_a_port_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert main(["--port", str(taken.getsockname()[1])]) == 1
-    assert "cannot listen on 127.0.0.1" in capsys.readouterr().err
+        command = [sys.executable, "-m", "proxy", "demo-provider", "--port", str(taken.getsockname()[1])]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "cannot listen on 127.0.0.1" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_the_app_and_its_image_have_the_same_sdk() -> None:
