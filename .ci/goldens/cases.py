@@ -20,7 +20,7 @@ from doubles import (
     find_wire,
     write_answer,
 )
-from product import ADMIN, KEY, Answered, Product, describe_answer, describe_request, run_product
+from product import ADMIN, KEY, LONG_STILL_S, Answered, Product, describe_answer, describe_request, run_product
 from recording import Recording
 
 JSON_TYPE = ("content-type", "application/json")
@@ -140,7 +140,7 @@ def record_conversations(run: Run, strategy: str) -> None:
             for number in range(run.count(40)):
                 name = f"conversations/{strategy}/{wire}/{number:02}"
                 play_conversation(run, product, wire, draw_conversation(number), name, last)
-        product.proxy.wait_for_quiet()
+        product.settle_figures()
         for look in last:
             look()
         product.get_admin("stats", "stats?by=model")
@@ -236,6 +236,7 @@ def record_failures(run: Run) -> None:
                 current = reply
                 product.drop_connection()
                 product.post(name, PATHS[wire], make_small(wire, stream=name == "odd stream"))
+            product.settle_figures()
             product.get_admin("failures", "upstream-failures")
             run.recording.add(f"failures/{wire}", product.finish())
     run.provider.answer = answer
@@ -292,6 +293,7 @@ def record_errors(run: Run) -> None:
             product.post("small", PATHS[wire], small)
             product.post("streamed", PATHS[wire], make_small(wire, stream=True))
             product.ask("models", "GET", "/v1/models", KEY)
+            product.settle_figures()
             product.get_admin("failures", "upstream-failures")
             product.ask("ready", "GET", "/readyz", is_own=True)
             run.recording.add(f"errors/{wire}/away", product.finish())
@@ -311,23 +313,24 @@ def _record_waiting(run: Run, wire: str, small: bytes) -> None:
         run.provider.answer = lambda request: Reply(before=lambda: released.wait(5)) if find_wire(request.path) else answer(request)
         product.post("timeout", PATHS[wire], small)
         released.set()
-        product.proxy.wait_for_quiet()
-        run.recording.add(f"errors/{wire}/timeout", product.finish())
+        product.settle(LONG_STILL_S)
+        run.recording.add(f"errors/{wire}/timeout", product.finish(with_metrics=False))
     released.clear()
     run.provider.answer = hold
     with run_product(run.provider, {"server": {"max_in_flight": 1}}) as product:
         other = Product(product.proxy, run.provider)
-        first = threading.Thread(target=other.request, args=("POST", PATHS[wire], [*KEY, JSON_TYPE], small))
+        words = ("POST", PATHS[wire], [*KEY, JSON_TYPE], small)
+        first = threading.Thread(target=other.request, args=words, kwargs={"is_settled": False})
         first.start()
         held.wait(60)
-        product.post("overload", PATHS[wire], small)
-        product.ask("overload elsewhere", "GET", "/v1/models", KEY)
-        product.ask("overload, ours", "GET", "/livez", is_own=True)
+        for label, target in (("conversation", PATHS[wire]), ("elsewhere", "/v1/models"), ("ours", "/livez")):
+            found = product.request("POST", target, [*KEY, JSON_TYPE], small, is_settled=False)
+            product.responses[f"overload, {label}"] = describe_answer(found, product.normalizer())
         released.set()
         first.join()
         other.drop_connection()
         run.provider.answer = answer
-        run.recording.add(f"errors/{wire}/overload", product.finish())
+        run.recording.add(f"errors/{wire}/overload", product.finish(with_metrics=False))
 
 
 # What the proxy answers itself
@@ -437,7 +440,7 @@ def record_recall(run: Run) -> None:
                 session = found.header("x-compaction-session")
             del data["tools"]
             product.post("auto", PATHS[wire], data, [("x-session-id", "recall-auto")])
-            product.proxy.wait_for_quiet()
+            product.settle_figures()
             for query in ("spare%20key", "%22blue%20flowerpot%22", "shep*", "nothing-of-it", ""):
                 for scope in ("", "&scope=tenant&limit=3"):
                     product.get_admin(f"search {query}{scope}", f"conversations/{session}/search?q={query}{scope}")
@@ -494,8 +497,9 @@ def record_overflow(run: Run) -> None:
                 for number, stop in enumerate(conversation.stops):
                     body = write_request(wire, conversation.messages[:stop], is_streamed=number % 2 == 1)
                     product.ask(str(number), "POST", PATHS[wire], [*KEY, JSON_TYPE, ("x-session-id", "over")], body)
+                product.settle_figures()
                 product.get_admin("models", "models")
-                run.recording.add(f"overflow/{wire}/{name}", product.finish())
+                run.recording.add(f"overflow/{wire}/{name}", product.finish(with_metrics=name == "openai"))
 
         def refuse_sum(request: Received) -> Reply:
             body = request.read()
@@ -549,8 +553,8 @@ def record_settings(run: Run) -> None:
                     headers = [*KEY, JSON_TYPE, ("x-session-id", f"s-{wire}"), ("x-team", "a")]
                     product.ask(label, "POST", PATHS[wire], headers, write_request(wire, conversation.messages[:stop]))
                     if name == "defaults":
-                        product.proxy.wait_for_quiet()  # a round is made behind the answer
-            run.recording.add(f"settings/{name}", product.finish())
+                        product.settle(LONG_STILL_S)  # a round is made behind the answer
+            run.recording.add(f"settings/{name}", product.finish(with_metrics=name in {"defaults", "prices"}))
 
 
 def record_sessions(run: Run) -> None:
@@ -589,7 +593,7 @@ def record_sessions(run: Run) -> None:
             for wire in WIRES:
                 body = write_request(wire, draw_conversation(20).messages[:stop])
                 product.post(f"by content, {wire}, {number}", PATHS[wire], body, [("x-compaction-trigger-tokens", "4000")], normalizer=clean)
-        product.proxy.wait_for_quiet()
+        product.settle_figures()
         found = product.request("GET", "/admin/v1/conversations?limit=500", ADMIN)
         listed = sorted(clean.clean(found.json())["conversations"], key=json.dumps) if found.status == 200 else []
         product.responses["listed"] = listed
@@ -611,7 +615,7 @@ def record_admin(run: Run) -> None:
 
         for number, wire in ((1, "chat"), (2, "responses"), (4, "messages")):
             play(wire, number)
-        product.proxy.wait_for_quiet()
+        product.settle_figures()
         one = ids[1]
         of_one = ["", "/exchanges", "/exchanges?limit=1", "/compactions", "/compactions/0", "/compactions/1", "/compactions/99", "/events", "/pins", "/instructions", "/search?q=port", "/export"]
         everything = [
@@ -648,7 +652,7 @@ def record_admin(run: Run) -> None:
         do("POST", "replay", {"conversation": one})
         do("POST", "replay", {})
         do("PUT", base)
-        product.proxy.wait_for_quiet()
+        product.settle_figures()
         for path in ("", "/", "/conversations", f"/conversations/{one}", f"/conversations/{one}/compactions/0", f"/conversations/{one}/compactions/0/prompts", f"/conversations/{one}/search?q=port", "/failures", "/settings", "/playground", "/none"):
             product.ask(f"page {clean.clean_text(path)}", "GET", f"/ui{path}", ADMIN, normalizer=clean)
         for name, headers in {
@@ -672,7 +676,7 @@ def record_background(run: Run) -> None:
                 body = write_request(wire, conversation.messages[:stop])
                 found = product.request("POST", PATHS[wire], [*KEY, JSON_TYPE, ("x-session-id", f"b-{wire}"), ("x-request-id", "golden-1")], body)
                 product.responses[f"{wire} {number}"] = describe_answer(found, product.normalizer())
-                product.proxy.wait_for_quiet()
+                product.settle(LONG_STILL_S)
         clean = product.normalizer()
         product.forwarded["all"] = [describe_request(each, clean, None) for each in run.provider.received[before:]]
         run.recording.add("background/rounds", product.finish())

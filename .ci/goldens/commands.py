@@ -111,7 +111,7 @@ def record_cli(run: Run) -> None:
             body = write_request(wire, draw_conversation(number).messages)
             found = product.post(wire, PATHS[wire], body, [("x-session-id", f"cli-{number}")])
             session = found.header("x-compaction-session")
-        product.proxy.wait_for_quiet()
+        product.settle_figures()
         address = product.proxy.url.partition("//")[2]
         texts = {address: "<proxy>", address.rpartition(":")[2]: "<port>", session: "<session>"}
         environ = {"COMPACTION_PROXY__SERVER__ADMIN_KEY": ADMIN_KEY, "COMPACTION_PROXY_KEY": "sk-golden"}

@@ -87,11 +87,14 @@ class Provider:
     Attributes:
         answer: Makes the answer to a request. Cases replace it at will.
         received: All requests, oldest first.
+        active: How many are being answered.
     """
 
     def __init__(self, answer: Answer, port: int = PORT) -> None:
         self.answer = answer
         self.received: list[Received] = []
+        self.active = 0
+        counting = threading.Lock()
         provider = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -114,6 +117,15 @@ class Provider:
                 return b"".join(pieces)
 
             def _serve(self) -> None:
+                with counting:
+                    provider.active += 1
+                try:
+                    self._answer()
+                finally:
+                    with counting:
+                        provider.active -= 1
+
+            def _answer(self) -> None:
                 request = Received(self.command, self.path, list(self.headers.items()), self._body())
                 provider.received.append(request)
                 reply = provider.answer(request)

@@ -22,6 +22,8 @@ from recording import Normalizer
 from tests.system.black_box import COMMAND, Proxy, run_proxy
 
 LIMIT_S = 120.0
+# The server looks around every 0.1 s, so it never rests for longer than that.
+LONG_STILL_S = 0.04
 # The prefix of the environment that the command stands in: it appears in tracebacks and in some messages.
 PREFIX = str(Path(COMMAND).resolve().parents[1]) if "/" in COMMAND else "/nowhere"
 SECRET = "golden-secret-of-thirty-two-bytes"
@@ -31,6 +33,7 @@ ADMIN = [("authorization", f"Bearer {ADMIN_KEY}")]
 Headers = Sequence[tuple[str, str]]
 
 # Families of metrics whose values are times or sizes of the process, and samples that hold such a value.
+_PAGE_TIME = re.compile(r"<time [^>]*>[^<]*</time>|\b[\d.,]+ m?s\b")
 _CHANCE_FAMILY = re.compile(r"^(process_|python_)|_seconds|_created$|sessions_active|inflight|_bytes")
 
 
@@ -79,8 +82,24 @@ class Product:
             }
         )
 
-    def request(self, method: str, target: str, headers: Headers = (), body: bytes | None = None) -> Answered:
-        """Send a request with exactly these headers (and host and length), and return the answer."""
+    def request(
+        self,
+        method: str,
+        target: str,
+        headers: Headers = (),
+        body: bytes | None = None,
+        *,
+        is_settled: bool = True,
+    ) -> Answered:
+        """Send a request with exactly these headers (and host and length), and return the answer.
+
+        Args:
+            method: The method.
+            target: Path and query.
+            headers: Headers, in their order.
+            body: The body, or None.
+            is_settled: Whether to wait until the product has come to rest behind it.
+        """
         for attempt in range(2):
             connection = self._connection
             if connection is None:
@@ -107,8 +126,45 @@ class Product:
                 self.drop_connection()
             if response.will_close:
                 self.drop_connection()
+            if is_settled:
+                self.settle()
             return Answered(response.status, response.getheaders(), answer)
         raise AssertionError
+
+    def settle(self, still_s: float = 0.002) -> None:
+        """Wait until nothing is under way: all threads sleep, and none has run for a while.
+
+        What the product learns from an answer it learns once the client has that. A thread that waits for a
+        turn on a busy machine is not asleep, so this holds there as well.
+
+        Args:
+            still_s: For how long nothing may have run, in seconds.
+        """
+        deadline = time.monotonic() + LIMIT_S
+        last = None
+        while time.monotonic() < deadline:
+            found = self._look_at_threads()
+            if found is not None and found == last and not self.provider.active:
+                return
+            last = found
+            time.sleep(still_s)
+        raise TimeoutError("the product does not come to rest")
+
+    def _look_at_threads(self) -> list[str] | None:
+        """How long each thread has run and how often; None while one runs or waits for a turn or the disk."""
+        try:
+            tasks = list(Path(f"/proc/{self.proxy.process.pid}/task").iterdir())
+            if any((task / "stat").read_text().rpartition(")")[2].split()[0] != "S" for task in tasks):
+                return None
+            return [(task / "schedstat").read_text() for task in tasks]
+        except FileNotFoundError:  # a thread has ended meanwhile
+            return None
+
+    def settle_figures(self) -> None:
+        """Wait until what is written once a second behind answers is written."""
+        for _ in range(2):
+            time.sleep(1.2)
+            self.settle(LONG_STILL_S)
 
     def drop_connection(self) -> None:
         """Close the connection; the next request opens another."""
@@ -162,6 +218,7 @@ class Product:
             raise ValueError(f"{label} stands in this case already")
         responses[label] = describe_answer(answer, clean, is_own=is_own)
         reached = [describe_request(each, clean, body) for each in self.provider.received[before:]]
+        reached.sort(key=lambda each: each["body"])  # summaries of one round are asked for at the same time
         if reached:
             forwarded[label] = reached
         return answer
@@ -192,7 +249,8 @@ class Product:
             name = line.split()[2] if line.startswith("#") else re.split(r"[{ ]", line)[0]
             if _CHANCE_FAMILY.search(name) and not line.startswith("#"):
                 continue
-            kept.append(line)
+            # A sum of fractions ends in digits that depend on the order of its parts.
+            kept.append(re.sub(r"\b\d+\.\d{7,}\b", lambda number: f"{float(number[0]):.7g}", line))
         return kept
 
     def read_log(self) -> list[Any]:
@@ -221,7 +279,7 @@ class Product:
         """Stop the process, and return the parts of its case."""
         parts: dict[str, Any] = {"responses": self.responses, "forwarded": self.forwarded}
         if with_metrics:
-            self.proxy.wait_for_quiet()
+            self.settle(LONG_STILL_S)
             parts["metrics"] = self.normalizer().clean(self.read_metrics())
         self.stop()
         return {**parts, "log": self.read_log(), "exit": self.exit_code}
@@ -238,11 +296,18 @@ def describe_answer(answer: Answered, clean: Normalizer, *, is_own: bool = False
         # Its length depends on the times in it.
         headers = [(name, value) for name, value in answer.headers if name.lower() != "content-length"]
         return {"status": answer.status, "headers": _describe_headers(headers, clean), "body": body}
-    return {"status": answer.status, "headers": _describe_headers(answer.headers, clean), "body": body}
+    headers = answer.headers
+    if answer.header("content-type").startswith("text/html"):
+        headers = [(name, value) for name, value in headers if name.lower() != "content-length"]
+        body = _PAGE_TIME.sub("<time>", str(body))
+    return {"status": answer.status, "headers": _describe_headers(headers, clean), "body": body}
 
 
 def _describe_headers(headers: Headers, clean: Normalizer) -> list[list[str]]:
-    return [[name, str(clean.clean(value, name.lower()))] for name, value in headers]
+    return [
+        [name, ", ".join(sorted(value.split(", "))) if name == "allow" else str(clean.clean(value, name.lower()))]
+        for name, value in headers
+    ]
 
 
 def describe_request(request: Received, clean: Normalizer, sent: bytes | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ SHOWN_DIFFERENCES = 6
 # Fields of JSON whose number is a time, a duration or a size of the machine; their type is kept.
 _CHANCE = re.compile(
     r"(^|_)(at|since|until|time|times|timestamp|created|created_at|started|ended|expires|seconds|s|ms|hour|day|now)$"
-    r"|duration|uptime|memory|pid|(^|-)overhead-ms$"
+    r"|duration|uptime|memory|pid|time_to_first|^overhead$|(^|-)overhead-ms$"
 )
 _SUBSTITUTIONS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), text)
@@ -28,10 +28,14 @@ _SUBSTITUTIONS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\b00-[0-9a-f]{32}-[0-9a-f]{16}-0\d\b", "<traceparent>"),
         (r"compaction-proxy:1:[A-Za-z0-9_=+/-]+", "<sealed item>"),
         (r"\b0x[0-9a-f]{8,}\b", "<address>"),
+        (r'(?<="created_at": )\d{10}\b|(?<="created_at":)\d{10}\b|(?<="completed_at": )\d{10}\b', "<time>"),
     )
 )
 # Random ids, numbered by their first appearance in a case.
-_IDS = re.compile(r"\bc_[0-9a-f]{16,}\b|\b01[0-9a-f]{24,30}\b|\b[0-9a-f]{32}\b|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+_IDS = re.compile(
+    r"\b(?:c|e|r|resp|cmp|msg|req)_[0-9a-f]{16,}\b|\b01[0-9a-f]{24,30}\b|\b[0-9a-f]{32}\b"
+    r"|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
+)
 
 
 class Normalizer:
@@ -48,7 +52,7 @@ class Normalizer:
         self._ids: dict[str, str] = {}
 
     def _number(self, found: re.Match[str]) -> str:
-        kind = "c_" if found[0].startswith("c_") else "id "
+        kind = found[0].partition("_")[0] + " " if "_" in found[0] else "id "
         return self._ids.setdefault(found[0], f"<{kind}{len(self._ids) + 1}>")
 
     def clean_text(self, text: str) -> str:
@@ -82,13 +86,12 @@ class Normalizer:
     def clean_body(self, body: bytes) -> Any:
         """Returns a body without chance.
 
-        JSON that is written compactly, as the product writes its own answers, is read; anything else stays text,
-        or a digest where it is not text, so that no byte of what is relayed is lost.
+        It stays text, so that no byte of what is relayed is lost; what is no text becomes a digest.
         """
         try:
             text = body.decode()
         except UnicodeDecodeError:
-            return f"<{len(body)} bytes, sha256 {hashlib.sha256(body).hexdigest()[:32]}>".replace("sha256 ", "sha256=")
+            return f"<{len(body)} bytes, sha256 {hashlib.sha256(body).hexdigest()[:40]}>"
         return self.clean_text(text)
 
 
