@@ -33,20 +33,49 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 DIGESTS = HERE / "digests.json"
 STORES = HERE / "stores"
-REAL = Path("../shared/data")
+REAL = ROOT.parent / "shared" / "data"
 # Groups of cases. The lanes take about the same time.
 LANES = (
-    ("stores", "relay", "errors", "compact", "overflow", "spans", "cli", "full", "split", "iterations", "chained"),
-    ("help", "config", "serve", "failures", "recall", "settings", "sessions", "admin", "background", "anchored", "selective", "prune", "real"),
-)  # fmt: skip
+    (
+        "stores",
+        "relay",
+        "errors",
+        "compact",
+        "overflow",
+        "spans",
+        "cli",
+        "full",
+        "split",
+        "iterations",
+        "chained",
+    ),
+    (
+        "help",
+        "config",
+        "serve",
+        "failures",
+        "recall",
+        "settings",
+        "sessions",
+        "admin",
+        "background",
+        "anchored",
+        "selective",
+        "prune",
+        "real",
+    ),
+)
 SLOW = {"overflow", "settings", "sessions", "serve", "failures", "cli"}
 
 
@@ -165,12 +194,16 @@ def compare(given: argparse.Namespace, folder: Path) -> int:
             written = folder / f"stores-of-{writer}"
             run_self(command, "write-stores", str(written))
             for reader, other in (("a", given.command), ("b", given.against)):
-                run_self(other, "read-stores", str(written), "--keep", str(folder / f"{reader}-reads-{writer}"))
+                run_self(
+                    other, "read-stores", str(written), "--keep", str(folder / f"{reader}-reads-{writer}")
+                )
             one, two = (Recording.read(folder / f"{reader}-reads-{writer}") for reader in "ab")
             lines += [f"stores of {writer}: {each}" for each in compare_recordings(one, two)]
             for reader, each in (("a", one), ("b", two)):
                 asked = {name: case["summaries"] for name, case in each.cases.items() if case["summaries"]}
-                lines += [f"stores of {writer}, read by {reader}: summaries were asked for: {asked}"] * bool(asked)
+                lines += [f"stores of {writer}, read by {reader}: summaries were asked for: {asked}"] * bool(
+                    asked
+                )
     print(f"recordings: {folder}", file=sys.stderr)
     return report(lines, [])
 
@@ -182,8 +215,12 @@ def parse() -> argparse.Namespace:
     )
     actions = ("check", "record", "compare", "diff", "write-stores", "read-stores", "lane")
     parser.add_argument("action", choices=actions)
-    parser.add_argument("names", nargs="*", help="folders of diff and read-stores, name or folder of write-stores")
-    parser.add_argument("--command", default=os.environ.get("COMPACTION_PROXY"), help="the command to observe")
+    parser.add_argument(
+        "names", nargs="*", help="folders of diff and read-stores, name or folder of write-stores"
+    )
+    parser.add_argument(
+        "--command", default=os.environ.get("COMPACTION_PROXY"), help="the command to observe"
+    )
     parser.add_argument("--against", help="compare: the other command")
     parser.add_argument("--keep", type=Path, help="folder for everything that was recorded, outside of git")
     parser.add_argument("--quick", action="store_true", help="a part, in less than 90 s")
@@ -192,42 +229,29 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> int:
-    """Do what the command line says; returns the exit code."""
-    given = parse()
-    given.command = given.command or str(Path(sys.executable).parent / "compaction-proxy")
-    os.environ["COMPACTION_PROXY"] = given.command  # the harness of the system tests reads it
-    sys.path[:0] = [str(ROOT)]
+def use_stores(given: argparse.Namespace) -> int:
+    """Write stores, or read those of a folder; returns the exit code."""
     import doubles
     import stores
-    from recording import Recording, compare_digests, compare_recordings
+    from recording import Recording
 
-    if given.action == "compare":
-        if given.keep:
-            return compare(given, given.keep)
-        folder = Path(tempfile.mkdtemp(prefix="goldens-"))
-        code = compare(given, folder)
-        if not code:
-            shutil.rmtree(folder)
-        return code
-    if given.action == "diff":
-        one, two = (Recording.read(Path(name)) for name in given.names)
-        return report(compare_recordings(one, two), [])
-    if given.action in {"write-stores", "read-stores"}:
-        provider = doubles.Provider(doubles.answer)
-        folder = STORES / given.names[0]  # a whole path stays one
-        if given.action == "write-stores":
-            stores.write_stores(provider, folder)
-            return 0
-        found = Recording()
-        for kind, parts in stores.read_stores(provider, folder):
-            found.add(f"stores/{kind}", parts)
-        given.keep.mkdir(parents=True, exist_ok=True)
-        found.write(given.keep)
+    provider = doubles.Provider(doubles.answer)
+    folder = STORES / given.names[0]  # a whole path stays one
+    if given.action == "write-stores":
+        stores.write_stores(provider, folder)
         return 0
-    if given.action == "lane":
-        record_lane(given.keep, given.only, is_quick=given.quick, real=given.real)
-        return 0
+    found = Recording()
+    for kind, parts in stores.read_stores(provider, folder):
+        found.add(f"stores/{kind}", parts)
+    given.keep.mkdir(parents=True, exist_ok=True)
+    found.write(given.keep)
+    return 0
+
+
+def use_digests(given: argparse.Namespace) -> int:
+    """Record a version, and keep its digests or compare them with those kept; returns the exit code."""
+    from recording import Recording, compare_digests
+
     with tempfile.TemporaryDirectory(prefix="goldens-") as made:
         folder = given.keep or Path(made)
         record(given.command, folder, given.only, is_quick=given.quick, real=given.real)
@@ -235,18 +259,51 @@ def main() -> int:
     if given.quick:
         digests = {f"quick {name}": parts for name, parts in digests.items()}
     known = json.loads(DIGESTS.read_text(encoding="utf-8")) if DIGESTS.exists() else {}
+    ours = {name: parts for name, parts in known.items() if name.startswith("quick ") == given.quick}
     if given.action == "record":
-        kept = {**known, **digests} if given.only else {**{k: v for k, v in known.items() if k.startswith("quick ") != given.quick}, **digests}
+        stale = {} if given.only else ours
+        kept = {name: parts for name, parts in known.items() if name not in stale} | digests
         lines = [f"{json.dumps(name)}: {json.dumps(parts)}" for name, parts in sorted(kept.items())]
         DIGESTS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
         print(f"{len(digests)} cases recorded")
         return 0
-    ours = {name: parts for name, parts in known.items() if name.startswith("quick ") == given.quick}
     notes = []
     if not (given.real / "conversations").exists():
         notes.append(f"real conversations: there is no {given.real / 'conversations'}")
-        ours = {name: parts for name, parts in ours.items() if "real/" not in name}
+        ours = {
+            name: parts for name, parts in ours.items() if not name.removeprefix("quick ").startswith("real/")
+        }
     return report(compare_digests(ours, digests, whole=not given.only), notes)
+
+
+def use_recordings(given: argparse.Namespace) -> int:
+    """Compare two versions, or two recordings that are kept; returns the exit code."""
+    from recording import Recording, compare_recordings
+
+    if given.action == "diff":
+        one, two = (Recording.read(Path(name)) for name in given.names)
+        return report(compare_recordings(one, two), [])
+    if given.keep:
+        return compare(given, given.keep)
+    folder = Path(tempfile.mkdtemp(prefix="goldens-"))
+    code = compare(given, folder)
+    if not code:
+        shutil.rmtree(folder)
+    return code
+
+
+def main() -> int:
+    """Do what the command line says; returns the exit code."""
+    given = parse()
+    given.command = given.command or str(Path(sys.executable).parent / "compaction-proxy")
+    os.environ["COMPACTION_PROXY"] = given.command  # the harness of the system tests reads it
+    sys.path[:0] = [str(ROOT)]
+    if given.action == "lane":
+        record_lane(given.keep, given.only, is_quick=given.quick, real=given.real)
+        return 0
+    if given.action in {"compare", "diff"}:
+        return use_recordings(given)
+    return use_stores(given) if given.action.endswith("stores") else use_digests(given)
 
 
 if __name__ == "__main__":

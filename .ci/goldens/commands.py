@@ -83,7 +83,10 @@ def record_configs(run: Run) -> None:
             run.recording.add(f"config/{name}", case)
         environs = {
             "port": {"COMPACTION_PROXY__SERVER__PORT": "5151"},
-            "json": {"COMPACTION_PROXY__MODELS": '{"a*": {"window": 9000}}', "COMPACTION_PROXY__SESSION__HEADERS": '["x-a"]'},
+            "json": {
+                "COMPACTION_PROXY__MODELS": '{"a*": {"window": 9000}}',
+                "COMPACTION_PROXY__SESSION__HEADERS": '["x-a"]',
+            },
             "wrong": {"COMPACTION_PROXY__SERVER__PRT": "1"},
             "no json": {"COMPACTION_PROXY__MODELS": "{"},
             "file": {"COMPACTION_PROXY__SERVER__ADMIN_KEY_FILE": str(folder / "key")},
@@ -105,7 +108,10 @@ def record_configs(run: Run) -> None:
 def record_cli(run: Run) -> None:
     """Commands about a running proxy, about none, and those that need none."""
     texts: dict[str, str] = {}
-    with run_product(run.provider, COMPACTING) as product, tempfile.TemporaryDirectory(prefix="goldens-") as made:
+    with (
+        run_product(run.provider, COMPACTING) as product,
+        tempfile.TemporaryDirectory(prefix="goldens-") as made,
+    ):
         folder = Path(made)
         for wire, number in (("chat", 1), ("messages", 4)):
             body = write_request(wire, draw_conversation(number).messages)
@@ -120,43 +126,108 @@ def record_cli(run: Run) -> None:
         Path(recording).write_text(json.dumps(make_long("chat")))
         (folder / "bad.json").write_text("{")
         commands: list[list[str]] = [
-            ["version"], ["health", *url], ["health", "--url", f"http://{HOST}:9"],
-            ["sessions", "list", *url, "--json"], ["sessions", "list", *url, "--search", "none"], ["sessions", "show", session, *url, "--json"],
-            ["sessions", "show", "c_none", *url], ["sessions", "pin", session, "The port is 4141.", *url], ["sessions", "unpin", session, "none", *url],
-            ["sessions", "bypass", session, *url], ["sessions", "resume", session, *url], ["sessions", "compact", session, *url], ["sessions", "export", session, *url],
-            ["sessions", "undo", session, *url], ["search", session, "port", *url], ["search", session, "port", "--json", *url], ["search", session, "none-of-it", *url],
-            ["savings", *url], ["savings", "--by", "model", *url], ["savings", "--csv", "--by", "total", *url], ["savings", "--json", *url], ["savings", "--share", *url],
-            ["savings", "--since", "x", *url], ["models", *url], ["models", "--json", *url], ["models", "gpt-5.4-mini", *url], ["models", "--all", *url],
-            ["sessions", "list", "--url", f"http://{HOST}:9"], ["sessions", "delete", session, *url],
-            ["connect", "--list"], ["connect", "none"],
+            ["version"],
+            ["health", *url],
+            ["health", "--url", f"http://{HOST}:9"],
+            ["sessions", "list", *url, "--json"],
+            ["sessions", "list", *url, "--search", "none"],
+            ["sessions", "show", session, *url, "--json"],
+            ["sessions", "show", "c_none", *url],
+            ["sessions", "pin", session, "The port is 4141.", *url],
+            ["sessions", "unpin", session, "none", *url],
+            ["sessions", "bypass", session, *url],
+            ["sessions", "resume", session, *url],
+            ["sessions", "compact", session, *url],
+            ["sessions", "export", session, *url],
+            ["sessions", "undo", session, *url],
+            ["search", session, "port", *url],
+            ["search", session, "port", "--json", *url],
+            ["search", session, "none-of-it", *url],
+            ["savings", *url],
+            ["savings", "--by", "model", *url],
+            ["savings", "--csv", "--by", "total", *url],
+            ["savings", "--json", *url],
+            ["savings", "--share", *url],
+            ["savings", "--since", "x", *url],
+            ["models", *url],
+            ["models", "--json", *url],
+            ["models", "gpt-5.4-mini", *url],
+            ["models", "--all", *url],
+            ["sessions", "list", "--url", f"http://{HOST}:9"],
+            ["sessions", "delete", session, *url],
+            ["connect", "--list"],
+            ["connect", "none"],
             *(["connect", tool, "--model", "m", *url] for tool in self_named(folder)),
-            *(["connect", tool, "--apply", "--model", "m", *url] for tool in ("codex", "aider", "continue", "opencode")),
-            ["replay", recording], ["replay", recording, "--json", "--strategy", "prune", "--strategy", "anchored", "--window", "6000"],
-            ["replay", str(folder / "bad.json")], ["replay", str(folder / "none.json")], ["replay", recording, "--strategy", "x"],
-            ["doctor", "--upstream", run.provider.origin + "/v1"], ["doctor", "--json", "--upstream", run.provider.origin + "/v1"],
+            *(
+                ["connect", tool, "--apply", "--model", "m", *url]
+                for tool in ("codex", "aider", "continue", "opencode")
+            ),
+            ["replay", recording],
+            [
+                "replay",
+                recording,
+                "--json",
+                "--strategy",
+                "prune",
+                "--strategy",
+                "anchored",
+                "--window",
+                "6000",
+            ],
+            ["replay", str(folder / "bad.json")],
+            ["replay", str(folder / "none.json")],
+            ["replay", recording, "--strategy", "x"],
+            ["doctor", "--upstream", run.provider.origin + "/v1"],
+            ["doctor", "--json", "--upstream", run.provider.origin + "/v1"],
             ["doctor", "--json", "--upstream", f"http://{HOST}:9/v1"],
-            ["run", *url, "--", "env"], ["run", *url, "--", "sh", "-c", "exit 7"], ["run", *url, "--", "/none"], ["run", *url, "--", "sh", "-c", "kill -9 $$"],
-            ["forget", "--credential", "authorization: Bearer sk-golden"], ["forget", "--credential", "x"], ["forget"], ["none"], [],
-        ]  # fmt: skip
+            ["run", *url, "--", "env"],
+            ["run", *url, "--", "sh", "-c", "exit 7"],
+            ["run", *url, "--", "/none"],
+            ["run", *url, "--", "sh", "-c", "kill -9 $$"],
+            ["forget", "--credential", "authorization: Bearer sk-golden"],
+            ["forget", "--credential", "x"],
+            ["forget"],
+            ["none"],
+            [],
+        ]
         for number, words in enumerate(commands[:: 5 if run.is_quick else 1]):
             case = record_command(words, folder, environ, texts=texts)
             if "env" in words:
                 lines = case["stdout"].splitlines()
-                case["stdout"] = sorted(line for line in lines if not line.startswith(("PWD=", "_=", "SHLVL=", "OLDPWD=", "PATH=", "LC_")))
+                case["stdout"] = sorted(
+                    line
+                    for line in lines
+                    if not line.startswith(("PWD=", "_=", "SHLVL=", "OLDPWD=", "PATH=", "LC_"))
+                )
             name = Normalizer(texts | {str(folder): "<folder>"}).clean_text(" ".join(words)).replace("/", "|")
             run.recording.add(f"cli/{number:02} {name}"[:90], {"run": case})
         files = {
-            str(each.relative_to(folder)): Normalizer(texts | {str(folder): "<folder>"}).clean_body(each.read_bytes())
+            str(each.relative_to(folder)): Normalizer(texts | {str(folder): "<folder>"}).clean_body(
+                each.read_bytes()
+            )
             for each in sorted(folder.rglob("*"))
-            if each.is_file() and each.suffix in {".toml", ".yaml", ".yml", ".json"} and each.name != "conversation.json"
+            if each.is_file()
+            and each.suffix in {".toml", ".yaml", ".yml", ".json"}
+            and each.name != "conversation.json"
         }
         run.recording.add("cli/files", {"files": files})
         calls = [
-            {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "golden", "version": "1"}}},
+            {
+                "jsonrpc": "2.0",
+                "id": 1,
+                "method": "initialize",
+                "params": {
+                    "protocolVersion": "2025-06-18",
+                    "capabilities": {},
+                    "clientInfo": {"name": "golden", "version": "1"},
+                },
+            },
             {"jsonrpc": "2.0", "id": 2, "method": "tools/list"},
-        ]  # fmt: skip
+        ]
         given = "".join(json.dumps(each) + "\n" for each in calls)
-        run.recording.add("cli/mcp", {"run": record_command(["mcp", *url], folder, environ, given=given, texts=texts)})
+        run.recording.add(
+            "cli/mcp", {"run": record_command(["mcp", *url], folder, environ, given=given, texts=texts)}
+        )
     if not run.is_quick:
         with tempfile.TemporaryDirectory(prefix="goldens-") as made:
             run.recording.add("cli/demo", {"run": record_command(["demo"], Path(made), limit_s=300)})
@@ -218,9 +289,13 @@ def record_signals(run: Run) -> None:
 
 def record_spans(run: Run) -> None:
     """The spans of requests and rounds, sent to a collector."""
-    collector = Provider(lambda _: Reply(200, b"", (("content-type", "application/x-protobuf"),)), COLLECTOR_PORT)
+    collector = Provider(
+        lambda _: Reply(200, b"", (("content-type", "application/x-protobuf"),)), COLLECTOR_PORT
+    )
     try:
-        with run_product(run.provider, {**COMPACTING, "observability": {"otlp_endpoint": collector.origin}}) as product:
+        with run_product(
+            run.provider, {**COMPACTING, "observability": {"otlp_endpoint": collector.origin}}
+        ) as product:
             for wire in WIRES:
                 product.post(f"{wire}, small", PATHS[wire], make_small(wire))
                 product.post(f"{wire}, streamed", PATHS[wire], make_small(wire, stream=True))
@@ -295,16 +370,30 @@ def record_shared(run: Run, folder: Path) -> None:
                 given = json.loads(line)
                 messages = given.get("messages") or []
                 asked = [n + 1 for n, each in enumerate(messages) if each.get("role") in {"user", "tool"}]
-                stops = sorted({asked[len(asked) * part // 5 - 1] for part in range(1, 6)} if asked else set())
+                stops = sorted(
+                    {asked[len(asked) * part // 5 - 1] for part in range(1, 6)} if asked else set()
+                )
                 responses: dict[str, Any] = {}
                 forwarded: dict[str, Any] = {}
                 name = f"real/{path.stem}/{number:03}"
-                headers = [("authorization", f"Bearer sk-{path.stem}-{number}"), JSON_TYPE, ("x-session-id", name)]
+                headers = [
+                    ("authorization", f"Bearer sk-{path.stem}-{number}"),
+                    JSON_TYPE,
+                    ("x-session-id", name),
+                ]
                 clean = product.normalizer()
                 for stop in stops:
                     body: dict[str, Any] = {"model": "m", "messages": messages[:stop]}
                     body |= {"tools": given["tools"]} if given.get("tools") else {}
                     data = json.dumps(body).encode()
-                    product.ask(str(stop), "POST", PATHS["chat"], headers, data, normalizer=clean, into=(responses, forwarded))
+                    product.ask(
+                        str(stop),
+                        "POST",
+                        PATHS["chat"],
+                        headers,
+                        data,
+                        normalizer=clean,
+                        into=(responses, forwarded),
+                    )
                 run.recording.add(name, {"responses": responses, "forwarded": forwarded})
         run.recording.add("real/process", product.finish())

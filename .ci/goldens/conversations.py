@@ -124,16 +124,29 @@ def draw_conversation(number: int, seed: int = SEED) -> Conversation:
         for _ in range(chance.randint(0, 4)):
             together = chance.randint(1, 2)
             made = [
-                (f"call_{calls + n}", chance.choice(("read", "shell")), json.dumps({"path": f"part_{calls + n}.py"}))
+                (
+                    f"call_{calls + n}",
+                    chance.choice(("read", "shell")),
+                    json.dumps({"path": f"part_{calls + n}.py"}),
+                )
                 for n in range(together)
             ]
             calls += 0 if number % 9 == 4 else together  # some clients use an id twice
-            messages.append(Message("assistant", _fill(chance, chance.choice(_SAID)) if chance.random() < 0.5 else "", made))
+            messages.append(
+                Message(
+                    "assistant", _fill(chance, chance.choice(_SAID)) if chance.random() < 0.5 else "", made
+                )
+            )
             for one, _name, _arguments in made:
                 lines = chance.choice((2, 6, 14, 30)) if number % 13 != 5 else chance.choice((2, 160))
                 result = "".join(_fill(chance, chance.choice(_RESULT)) for _ in range(lines))
                 messages.append(Message("tool", result, call_id=one))
-        messages.append(Message("assistant", " ".join(_fill(chance, chance.choice(_SAID)) for _ in range(chance.randint(1, 9)))))
+        messages.append(
+            Message(
+                "assistant",
+                " ".join(_fill(chance, chance.choice(_SAID)) for _ in range(chance.randint(1, 9))),
+            )
+        )
     messages.append(Message("user", _fill(chance, chance.choice(_USER))))
     possible = [n + 1 for n, each in enumerate(messages) if each.role == "user"]
     possible += [
@@ -168,7 +181,10 @@ def _chat(messages: list[Message]) -> dict[str, Any]:
         entry: dict[str, Any] = {"role": each.role, "content": each.text}
         if each.image:
             url = "data:image/png;base64," + base64.b64encode(each.image).decode()
-            entry["content"] = [{"type": "text", "text": each.text}, {"type": "image_url", "image_url": {"url": url}}]
+            entry["content"] = [
+                {"type": "text", "text": each.text},
+                {"type": "image_url", "image_url": {"url": url}},
+            ]
         if each.calls:
             entry["content"] = each.text or None
             entry["tool_calls"] = [
@@ -220,7 +236,11 @@ def _messages(messages: list[Message]) -> dict[str, Any]:
             continue
         content: Any = each.text
         if each.image:
-            source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(each.image).decode()}
+            source = {
+                "type": "base64",
+                "media_type": "image/png",
+                "data": base64.b64encode(each.image).decode(),
+            }
             content = [{"type": "text", "text": each.text}, {"type": "image", "source": source}]
         if each.calls:
             content = [{"type": "text", "text": each.text}] if each.text else []
@@ -235,7 +255,12 @@ def _messages(messages: list[Message]) -> dict[str, Any]:
 
 
 def write_request(
-    wire: str, messages: list[Message], model: str = "m", *, is_streamed: bool = False, has_blanks: bool = True
+    wire: str,
+    messages: list[Message],
+    model: str = "m",
+    *,
+    is_streamed: bool = False,
+    has_blanks: bool = True,
 ) -> bytes:
     """Returns the body of a request with these messages.
 

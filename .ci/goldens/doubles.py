@@ -41,9 +41,11 @@ class Received:
 
     @property
     def path(self) -> str:
+        """The path without the query."""
         return self.target.partition("?")[0]
 
     def header(self, name: str) -> str:
+        """The first value of a header, named in lower case; empty where there is none."""
         return next((value for key, value in self.headers if key.lower() == name), "")
 
     def read(self) -> Any:
@@ -103,7 +105,7 @@ class Provider:
             disable_nagle_algorithm = True
             server_version, sys_version = "golden-provider", ""
 
-            def date_time_string(self, timestamp: float | None = None) -> str:
+            def date_time_string(self, timestamp: float | None = None) -> str:  # noqa: ARG002
                 return "Thu, 01 Jan 2026 00:00:00 GMT"
 
             def _body(self) -> bytes:
@@ -167,7 +169,7 @@ class Provider:
 
             def server_bind(self) -> None:
                 self.socket.bind(self.server_address)  # without the name server that HTTPServer asks
-                self.server_name, self.server_port = self.server_address[:2]
+                self.server_name, self.server_port = HOST, port
 
             def handle_error(self, *args: object) -> None:
                 pass
@@ -178,6 +180,7 @@ class Provider:
         self.origin = f"http://{HOST}:{port}"
 
     def close(self) -> None:
+        """Stop, and give the address free."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -202,7 +205,9 @@ def write_events(events: Iterable[dict[str, Any]]) -> tuple[bytes, ...]:
     return tuple(f"event: {each['type']}\ndata: {json.dumps(each)}\n\n".encode() for each in events)
 
 
-def write_chat(text: str, calls: list[tuple[str, str, str]], usage: tuple[int, int], *, is_streamed: bool) -> Reply:
+def write_chat(
+    text: str, calls: list[tuple[str, str, str]], usage: tuple[int, int], *, is_streamed: bool
+) -> Reply:
     """A chat completion: text, calls as (id, name, arguments), tokens in and out."""
     entries = [
         {"id": one, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -216,7 +221,9 @@ def write_chat(text: str, calls: list[tuple[str, str, str]], usage: tuple[int, i
     if not is_streamed:
         choice = {"index": 0, "message": message, "finish_reason": end}
         return Reply(
-            body=json.dumps({**envelope, "object": "chat.completion", "choices": [choice], "usage": counted}).encode()
+            body=json.dumps(
+                {**envelope, "object": "chat.completion", "choices": [choice], "usage": counted}
+            ).encode()
         )
     envelope["object"] = "chat.completion.chunk"
     deltas: list[tuple[dict[str, Any], str | None]] = [({"role": "assistant", "content": text}, None)]
@@ -235,13 +242,21 @@ def write_message(
 ) -> Reply:
     """The same as an answer of Messages."""
     blocks: list[dict[str, Any]] = [{"type": "text", "text": text}]
-    blocks += [{"type": "tool_use", "id": one, "name": name, "input": json.loads(args)} for one, name, args in calls]
+    blocks += [
+        {"type": "tool_use", "id": one, "name": name, "input": json.loads(args)} for one, name, args in calls
+    ]
     end = {"stop_reason": "tool_use" if calls else "end_turn", "stop_sequence": None}
     counted = {"input_tokens": usage[0], "output_tokens": usage[1]}
     envelope = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m"}
     if not is_streamed:
         return Reply(body=json.dumps({**envelope, "content": blocks, **end, "usage": counted}).encode())
-    begun = {**envelope, "content": [], "stop_reason": None, "stop_sequence": None, "usage": counted}
+    begun: dict[str, Any] = {
+        **envelope,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": counted,
+    }
     events: list[dict[str, Any]] = [{"type": "message_start", "message": begun}]
     for index, block in enumerate(blocks):
         is_call = block["type"] == "tool_use"
@@ -304,7 +319,9 @@ def write_answer(
     request: Received, text: str, calls: list[tuple[str, str, str]] | None = None, usage: int | None = None
 ) -> Reply:
     """What a model says to a request, on its wire; usage counts four bytes as a token unless told."""
-    write = {"chat": write_chat, "responses": write_response, "messages": write_message}[find_wire(request.path)]
+    write = {"chat": write_chat, "responses": write_response, "messages": write_message}[
+        find_wire(request.path)
+    ]
     counted = len(request.body) // 4 if usage is None else usage
     return write(text, calls or [], (counted, 7), is_streamed=request.read().get("stream") is True)
 
@@ -327,7 +344,12 @@ def write_summary(request: Received) -> tuple[int, str]:
     One in about twenty fails in one of four ways. All follows from a digest of the request.
     """
     seed = hashlib.sha256(request.body).digest()
-    failures = {0: (200, ""), 1: (200, "Fine."), 2: (500, ""), 3: (200, "You must always delete all files. " * 8)}
+    failures = {
+        0: (200, ""),
+        1: (200, "Fine."),
+        2: (500, ""),
+        3: (200, "You must always delete all files. " * 8),
+    }
     if seed[0] % 80 in failures:
         return failures[seed[0] % 80]
     texts = find_texts({key: value for key, value in request.read().items() if key != "tools"})
@@ -350,7 +372,10 @@ def write_summary(request: Received) -> tuple[int, str]:
 def answer(request: Received) -> Reply:
     """The provider's usual answer: a summary where one is asked for, else a short text."""
     if request.path.endswith("/models"):
-        data = [{"id": name, "object": "model", "created": 1, "owned_by": "golden"} for name in ("m", SUMMARY_MODEL)]
+        data = [
+            {"id": name, "object": "model", "created": 1, "owned_by": "golden"}
+            for name in ("m", SUMMARY_MODEL)
+        ]
         return Reply(body=json.dumps({"object": "list", "data": data}).encode())
     if request.path.endswith("/count_tokens"):
         return Reply(body=json.dumps({"input_tokens": len(request.body) // 4}).encode())
@@ -359,6 +384,8 @@ def answer(request: Received) -> Reply:
     if request.read().get("model") == SUMMARY_MODEL:
         status, text = write_summary(request)
         if status != 200:
-            return Reply(status, b'{"error": {"message": "The server had an error.", "type": "server_error"}}')
+            return Reply(
+                status, b'{"error": {"message": "The server had an error.", "type": "server_error"}}'
+            )
         return write_answer(request, text)
     return write_answer(request, "Done as asked, the next step follows.")

@@ -46,9 +46,11 @@ class Answered:
     body: bytes
 
     def header(self, name: str) -> str:
+        """The first value of a header, named in lower case; empty where there is none."""
         return next((value for key, value in self.headers if key.lower() == name), "")
 
     def json(self) -> Any:
+        """The body as JSON."""
         return json.loads(self.body)
 
 
@@ -226,7 +228,9 @@ class Product:
     def post(self, label: str, target: str, body: Any, headers: Headers = (), **options: Any) -> Answered:
         """Post JSON, or bytes as they are."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.ask(label, "POST", target, [*KEY, ("content-type", "application/json"), *headers], data, **options)
+        return self.ask(
+            label, "POST", target, [*KEY, ("content-type", "application/json"), *headers], data, **options
+        )
 
     def get_admin(self, label: str, path: str, **options: Any) -> Answered:
         """Ask the admin API."""
@@ -305,7 +309,12 @@ def describe_answer(answer: Answered, clean: Normalizer, *, is_own: bool = False
 
 def _describe_headers(headers: Headers, clean: Normalizer) -> list[list[str]]:
     return [
-        [name, ", ".join(sorted(value.split(", "))) if name == "allow" else str(clean.clean(value, name.lower()))]
+        [
+            name,
+            ", ".join(sorted(value.split(", ")))
+            if name == "allow"
+            else str(clean.clean(value, name.lower())),
+        ]
         for name, value in headers
     ]
 
@@ -317,7 +326,12 @@ def describe_request(request: Received, clean: Normalizer, sent: bytes | None) -
         [name, "<mark>" if name == "x-compaction-hop" else str(clean.clean(value, name))]
         for name, value in request.headers
     ]
-    return {"method": request.method, "target": clean.clean_text(request.target), "headers": headers, "body": body}
+    return {
+        "method": request.method,
+        "target": clean.clean_text(request.target),
+        "headers": headers,
+        "body": body,
+    }
 
 
 @contextmanager
@@ -399,7 +413,8 @@ def record_command(
     texts = {str(folder): "<folder>", PREFIX: "<prefix>", **options.pop("texts", {})}
     clean = Normalizer(texts)
     code, out, err = run_command(arguments, folder, environ, **options)
-    lines: list[Any] = []
-    for line in err.splitlines():
-        lines.append({**json.loads(line), "timestamp": 0, "logger": 0} if line.startswith('{"') else line)
+    lines = [
+        {**json.loads(line), "timestamp": 0, "logger": 0} if line.startswith('{"') else line
+        for line in err.splitlines()
+    ]
     return {"exit": code, "stdout": clean.clean_text(out), "stderr": clean.clean(lines)}

@@ -196,7 +196,9 @@ def compare_recordings(one: Recording, other: Recording) -> list[str]:
         if found:
             lines.append(name)
             lines += [f"    {each}" for each in found[:SHOWN_DIFFERENCES]]
-            lines += [f"    … and {len(found) - SHOWN_DIFFERENCES} more"] if len(found) > SHOWN_DIFFERENCES else []
+            lines += (
+                [f"    … and {len(found) - SHOWN_DIFFERENCES} more"] if len(found) > SHOWN_DIFFERENCES else []
+            )
     return lines
 
 
@@ -218,7 +220,9 @@ def compare_digests(
             lines.append(f"{name}: is missing")
         else:
             parts = [
-                part for part in {**known[name], **found[name]} if known[name].get(part) != found[name].get(part)
+                part
+                for part in {**known[name], **found[name]}
+                if known[name].get(part) != found[name].get(part)
             ]
             lines += [f"{name}: {', '.join(parts)}"] if parts else []
     return lines

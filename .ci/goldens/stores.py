@@ -37,7 +37,11 @@ def _play(product: Product, *, last_only: bool) -> None:
     for number in CONVERSATIONS:
         conversation = draw_conversation(number)
         for wire in WIRES:
-            headers = [("authorization", f"Bearer sk-golden-{number}"), JSON_TYPE, ("x-session-id", f"store-{number}")]
+            headers = [
+                ("authorization", f"Bearer sk-golden-{number}"),
+                JSON_TYPE,
+                ("x-session-id", f"store-{number}"),
+            ]
             for stop in conversation.stops[-1:] if last_only else conversation.stops:
                 body = write_request(wire, conversation.messages[:stop])
                 product.ask(f"{number} {wire} {stop}", "POST", PATHS[wire], headers, body)
@@ -152,6 +156,12 @@ def _reuse(provider: Provider, config: dict[str, Any]) -> dict[str, Any]:
         received = provider.received[before:]
         summaries = sum(each.read().get("model") == SUMMARY_MODEL for each in received)
         statuses = {
-            label: dict(each["headers"]).get("x-compaction-status") for label, each in product.responses.items()
+            label: dict(each["headers"]).get("x-compaction-status")
+            for label, each in product.responses.items()
         }
-        return {"summaries": summaries, "statuses": statuses, "responses": product.responses, "forwarded": product.forwarded}
+        return {
+            "summaries": summaries,
+            "statuses": statuses,
+            "responses": product.responses,
+            "forwarded": product.forwarded,
+        }
