@@ -47,33 +47,10 @@ STORES = HERE / "stores"
 REAL = ROOT.parent / "shared" / "data"
 # Groups of cases. The lanes take about the same time.
 LANES = (
+    ("stores", "relay", "errors", "compact", "overflow", "full", "split", "iterations", "chained"),
     (
-        "stores",
-        "relay",
-        "errors",
-        "compact",
-        "overflow",
-        "spans",
-        "cli",
-        "full",
-        "split",
-        "iterations",
-        "chained",
-    ),
-    (
-        "help",
-        "config",
-        "serve",
-        "failures",
-        "recall",
-        "settings",
-        "sessions",
-        "admin",
-        "background",
-        "anchored",
-        "selective",
-        "prune",
-        "real",
+        *("help", "config", "serve", "failures", "recall", "settings", "sessions", "admin", "background"),
+        *("spans", "cli", "anchored", "selective", "prune", "real"),
     ),
 )
 SLOW = {"overflow", "settings", "sessions", "serve", "failures", "cli"}

@@ -1,5 +1,6 @@
 """The installed command under observation: what it answers, forwards, logs and counts."""
 
+import csv
 import http.client
 import json
 import os
@@ -33,7 +34,7 @@ ADMIN = [("authorization", f"Bearer {ADMIN_KEY}")]
 Headers = Sequence[tuple[str, str]]
 
 # Families of metrics whose values are times or sizes of the process, and samples that hold such a value.
-_PAGE_TIME = re.compile(r"<time [^>]*>[^<]*</time>|\b[\d.,]+ m?s\b")
+_PAGE_TIME = re.compile(r"<time .*?</time>|\b[\d.,]+ m?s\b")
 _CHANCE_FAMILY = re.compile(r"^(process_|python_)|_seconds|_created$|sessions_active|inflight|_bytes")
 
 
@@ -301,6 +302,12 @@ def describe_answer(answer: Answered, clean: Normalizer, *, is_own: bool = False
         headers = [(name, value) for name, value in answer.headers if name.lower() != "content-length"]
         return {"status": answer.status, "headers": _describe_headers(headers, clean), "body": body}
     headers = answer.headers
+    if answer.header("content-type").startswith("text/csv"):
+        head, *rows = csv.reader(answer.body.decode().splitlines())
+        body = [
+            head,
+            *([clean.clean(each, name) for name, each in zip(head, row, strict=True)] for row in rows),
+        ]
     if answer.header("content-type").startswith("text/html"):
         headers = [(name, value) for name, value in headers if name.lower() != "content-length"]
         body = _PAGE_TIME.sub("<time>", str(body))
