@@ -1,5 +1,6 @@
 """The installed command under observation: what it answers, forwards, logs and counts."""
 
+import contextlib
 import csv
 import http.client
 import json
@@ -424,4 +425,16 @@ def record_command(
         {**json.loads(line), "timestamp": 0, "logger": 0} if line.startswith('{"') else line
         for line in err.splitlines()
     ]
-    return {"exit": code, "stdout": clean.clean_text(out), "stderr": clean.clean(lines)}
+    shown: Any = clean.clean_text(out)
+    if "--csv" in arguments:
+        shown = [out.partition("\n")[0], *_clean_csv(out, clean)] if out else ""
+    elif out.startswith("{"):
+        with contextlib.suppress(ValueError):
+            shown = clean.clean(json.loads(out))
+    return {"exit": code, "stdout": shown, "stderr": clean.clean(lines)}
+
+
+def _clean_csv(text: str, clean: Normalizer) -> list[Any]:
+    """The rows of a table without chance; a column that holds times is known by its head."""
+    head, *rows = csv.reader(text.splitlines())
+    return [[clean.clean(each, name) for name, each in zip(head, row, strict=True)] for row in rows]

@@ -18,7 +18,7 @@ SHOWN_DIFFERENCES = 6
 # Fields of JSON whose number is a time, a duration or a size of the machine; their type is kept.
 _CHANCE = re.compile(
     r"(^|_)(at|since|until|time|times|timestamp|created|created_at|started|ended|expires|seconds|s|ms|hour|day|now)$"
-    r"|duration|uptime|memory|pid|time_to_first|^overhead$|(^|-)overhead-ms$"
+    r"|duration|uptime|memory|pid|time_to_first|(^|\.)overhead$|(^|-)overhead-ms$"
 )
 _SUBSTITUTIONS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), text)
@@ -28,6 +28,8 @@ _SUBSTITUTIONS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\b00-[0-9a-f]{32}-[0-9a-f]{16}-0\d\b", "<traceparent>"),
         (r"compaction-proxy:1:[A-Za-z0-9_=+/-]+", "<sealed item>"),
         (r"\b0x[0-9a-f]{8,}\b", "<address>"),
+        (r"\brun-[0-9a-f]{16}\b", "<run>"),
+        (r"\bin \d+ ms\b|\bby \d+ s\b", "<duration>"),
         (r'(?<="created_at": )\d{10}\b|(?<="created_at":)\d{10}\b|(?<="completed_at": )\d{10}\b', "<time>"),
     )
 )
