@@ -67,8 +67,8 @@ def record_lane(folder: Path, only: list[str], *, is_quick: bool, real: Path) ->
     """
     import cases
     import commands
-    import conversations
     import doubles
+    import golden_conversations
     import stores
     from recording import Recording
 
@@ -101,7 +101,7 @@ def record_lane(folder: Path, only: list[str], *, is_quick: bool, real: Path) ->
         **{name: partial(cases.record_conversations, run, name) for name in cases.STRATEGIES},
         "real": lambda: commands.record_shared(run, real),
     }
-    print(f"seed {conversations.SEED}, {os.environ['COMPACTION_PROXY']}", file=sys.stderr)
+    print(f"seed {golden_conversations.SEED}, {os.environ['COMPACTION_PROXY']}", file=sys.stderr)
     try:
         for name in only:
             started, before = time.monotonic(), len(recording.cases)
@@ -154,14 +154,15 @@ def start_self(command: str, *arguments: str, lane: int = 0) -> subprocess.Popen
 
 
 def run_self(command: str, *arguments: str) -> None:
-    """Run this script to its end."""
-    if start_self(command, *arguments).wait():
+    """Run this script to its end; exit code 1 means that it has found something."""
+    if start_self(command, *arguments).wait() not in {0, 1}:
         sys.exit(3)
 
 
 def compare(given: argparse.Namespace, folder: Path) -> int:
     """Record two versions and compare them; each also reads the stores that the other has written."""
     from recording import Recording, compare_recordings
+    from stores import find_waste
 
     for name, command in (("a", given.command), ("b", given.against)):
         record(command, folder / name, given.only, is_quick=given.quick, real=given.real)
@@ -177,10 +178,7 @@ def compare(given: argparse.Namespace, folder: Path) -> int:
             one, two = (Recording.read(folder / f"{reader}-reads-{writer}") for reader in "ab")
             lines += [f"stores of {writer}: {each}" for each in compare_recordings(one, two)]
             for reader, each in (("a", one), ("b", two)):
-                asked = {name: case["summaries"] for name, case in each.cases.items() if case["summaries"]}
-                lines += [f"stores of {writer}, read by {reader}: summaries were asked for: {asked}"] * bool(
-                    asked
-                )
+                lines += [f"stores of {writer}, read by {reader}: {line}" for line in find_waste(each.cases)]
     print(f"recordings: {folder}", file=sys.stderr)
     return report(lines, [])
 
@@ -220,24 +218,33 @@ def use_stores(given: argparse.Namespace) -> int:
     found = Recording()
     for kind, parts in stores.read_stores(provider, folder):
         found.add(f"stores/{kind}", parts)
-    given.keep.mkdir(parents=True, exist_ok=True)
-    found.write(given.keep)
-    return 0
+        print(f"{kind}: {len(parts['statuses'])} requests, {parts['summaries']} summaries", file=sys.stderr)
+    if given.keep:
+        given.keep.mkdir(parents=True, exist_ok=True)
+        found.write(given.keep)
+    if not found.cases:
+        print(f"there are no stores in {folder}")
+        return 1
+    lines = stores.find_waste(found.cases)
+    print("\n".join(lines) or "all reused")
+    return 1 if lines else 0
 
 
 def use_digests(given: argparse.Namespace) -> int:
     """Record a version, and keep its digests or compare them with those kept; returns the exit code."""
     from recording import Recording, compare_digests
+    from stores import find_waste
 
     with tempfile.TemporaryDirectory(prefix="goldens-") as made:
         folder = given.keep or Path(made)
         record(given.command, folder, given.only, is_quick=given.quick, real=given.real)
-        digests = Recording.read(folder).digests()
+        found = Recording.read(folder)
+    digests, waste = found.digests(), find_waste(found.cases)
     if given.quick:
         digests = {f"quick {name}": parts for name, parts in digests.items()}
     known = json.loads(DIGESTS.read_text(encoding="utf-8")) if DIGESTS.exists() else {}
     ours = {name: parts for name, parts in known.items() if name.startswith("quick ") == given.quick}
-    if given.action == "record":
+    if given.action == "record" and not waste:
         stale = {} if given.only else ours
         kept = {name: parts for name, parts in known.items() if name not in stale} | digests
         lines = [f"{json.dumps(name)}: {json.dumps(parts)}" for name, parts in sorted(kept.items())]
@@ -250,7 +257,7 @@ def use_digests(given: argparse.Namespace) -> int:
         ours = {
             name: parts for name, parts in ours.items() if not name.removeprefix("quick ").startswith("real/")
         }
-    return report(compare_digests(ours, digests, whole=not given.only), notes)
+    return report(waste + compare_digests(ours, digests, whole=not given.only), notes)
 
 
 def use_recordings(given: argparse.Namespace) -> int:

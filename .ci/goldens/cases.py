@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from conversations import PATHS, WIRES, Conversation, Message, draw_conversation, write_request
 from doubles import (
     HOST,
     PORT,
@@ -21,6 +20,7 @@ from doubles import (
     find_wire,
     write_answer,
 )
+from golden_conversations import PATHS, WIRES, Conversation, Message, draw_conversation, write_request
 from product import (
     ADMIN,
     KEY,
@@ -840,6 +840,7 @@ def record_settings(run: Run) -> None:
         "alternation": {"models": {"*": {**model, "alternation": "strict"}}},
         "small window": {"models": {"*": {"window": 1_500}}},
         "prices": {"models": {"*": {**model, "prices": {"input": 1, "cached": 0.1, "output": 4}}}},
+        "log for people": {"observability": {"log_format": "console"}},
         "base path": {"server": {"base_path": "/ours"}},
         "tenant of a header": {"session": {"tenant": "header:x-team"}},
         "no tenant, no hints": {"session": {"tenant": "none", "body_hints": False, "fallback": "none"}},

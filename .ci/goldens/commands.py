@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cases import COMPACTING, JSON_TYPE, Run, make_long, make_small
-from conversations import PATHS, WIRES, draw_conversation, write_request
 from doubles import COLLECTOR_PORT, HOST, Provider, Reply, answer
+from golden_conversations import PATHS, WIRES, draw_conversation, write_request
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from product import ADMIN_KEY, KEY, PREFIX, SECRET, record_command, run_command, run_product
 from recording import Normalizer

@@ -14,6 +14,8 @@ Case = dict[str, Any]
 DIGEST_DIGITS = 12
 SHOWN_CHARACTERS = 160
 SHOWN_DIFFERENCES = 6
+# The last digits of a sum of fractions depend on the order of its parts: answers that arrive at the same time.
+FRACTION_DIGITS = 9
 
 # Fields of JSON whose number is a time, a duration or a size of the machine; their type is kept.
 _CHANCE = re.compile(
@@ -25,6 +27,7 @@ _SUBSTITUTIONS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     for pattern, text in (
         (r"\b[A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} \d{4} \d\d:\d\d:\d\d GMT", "<date>"),
         (r"\b20\d\d-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|\+00:00| UTC)?", "<date>"),
+        (r"\b20\d\d-\d\d-\d\dT\d\d\b", "<hour>"),
         (r"\b00-[0-9a-f]{32}-[0-9a-f]{16}-0\d\b", "<traceparent>"),
         (r"compaction-proxy:1:[A-Za-z0-9_=+/-]+", "<sealed item>"),
         (r"\b0x[0-9a-f]{8,}\b", "<address>"),
@@ -38,6 +41,11 @@ _IDS = re.compile(
     r"\b(?:c|e|r|resp|cmp|msg|req)_[0-9a-f]{16,}\b|\b01[0-9a-f]{24,30}\b|\b[0-9a-f]{32}\b"
     r"|\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
 )
+
+
+def is_chance(name: str) -> bool:
+    """Whether the number of a field of this name is a time, a duration or a size of the machine."""
+    return bool(_CHANCE.search(name))
 
 
 class Normalizer:
@@ -79,11 +87,19 @@ class Normalizer:
         if isinstance(value, bytes):
             return self.clean_body(value)
         if isinstance(value, str):
-            is_number = re.fullmatch(r"-?\d+(\.\d+)?", value)
-            return "<number>" if is_number and _CHANCE.search(name) else self.clean_text(value)
-        if isinstance(value, int | float) and not isinstance(value, bool) and _CHANCE.search(name):
+            return self._clean_string(value, name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and is_chance(name):
             return f"<{type(value).__name__}>"
-        return value
+        return _round_fraction(value) if isinstance(value, float) else value
+
+    def _clean_string(self, value: str, name: str) -> str:
+        if re.fullmatch(r"-?\d+(\.\d+)?", value) and is_chance(name):
+            return "<number>"
+        if name == "of" and re.fullmatch(r"20\d\d-\d\d-\d\d", value):  # statistics of a day
+            return "<day>"
+        if re.fullmatch(r"-?\d+\.\d{10,}", value):
+            return str(_round_fraction(float(value)))
+        return self.clean_text(value)
 
     def clean_body(self, body: bytes) -> Any:
         """Returns a body without chance.
@@ -95,6 +111,10 @@ class Normalizer:
         except UnicodeDecodeError:
             return f"<{len(body)} bytes, sha256 {hashlib.sha256(body).hexdigest()[:40]}>"
         return self.clean_text(text)
+
+
+def _round_fraction(value: float) -> float:
+    return float(f"{round(value, FRACTION_DIGITS):.{FRACTION_DIGITS}g}")
 
 
 def digest(value: Any) -> str:

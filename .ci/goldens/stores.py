@@ -9,14 +9,14 @@ import json
 import lzma
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from cases import COMPACTING, JSON_TYPE
-from conversations import PATHS, WIRES, draw_conversation, write_request
 from doubles import SUMMARY_MODEL, Provider
+from golden_conversations import PATHS, WIRES, draw_conversation, write_request
 from product import LONG_STILL_S, Product, run_product
 
 from tests.redis_servers import RedisServer
@@ -145,6 +145,19 @@ def read_stores(provider: Provider, folder: Path) -> Iterator[tuple[str, dict[st
                 path.write_bytes(data)
                 path.chmod(0o600)
                 yield kind, _reuse(provider, _config(kind, f"sqlite:///{path}"))
+
+
+def find_waste(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Returns a line for each store of which a round was not reused; other cases are skipped."""
+    lines = []
+    for name, case in cases.items():
+        if "summaries" not in case:
+            continue
+        lines += [f"{name}: {case['summaries']} summaries were asked for"] * bool(case["summaries"])
+        made = [label for label, status in case["statuses"].items() if status != "reused"]
+        lines += [f"{name}: nothing was reused for {', '.join(made)}"] * bool(made)
+        lines += [f"{name}: no request was sent"] * (not case["statuses"])
+    return lines
 
 
 def _reuse(provider: Provider, config: dict[str, Any]) -> dict[str, Any]:
