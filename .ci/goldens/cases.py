@@ -608,7 +608,11 @@ def record_recall(run: Run) -> None:
     for number in range(30):
         told = fact if number == 2 else "nothing of note"
         talk += [Message("user", f"Read page {number}."), Message("assistant", f"{filler}{told}. {filler}")]
-    talk.append(Message("user", "Where is the spare key with the flowerpot?"))
+    # Finding something to place has little time, and the first search of a conversation indexes it. So a request
+    # that asks for nothing comes first, and a search of ours.
+    before = [*talk, Message("user", "Go on.")]
+    asked = Message("user", "Where is the spare key with the flowerpot?")
+    talk = [*before, Message("assistant", "There is no more."), asked]
 
     def search(request: Received) -> Reply:
         """A model that searches once, then answers."""
@@ -635,14 +639,28 @@ def record_recall(run: Run) -> None:
             run.provider, {**config, "recall": {"tool": "inject", "auto": "inject", "auto_score": 0.1}}
         ) as product:
             session = ""
-            for streamed in (False, True):
-                data = json.loads(write_request(wire, talk, is_streamed=streamed))
-                found = product.post(
-                    f"tool, {streamed=}", PATHS[wire], data, [("x-session-id", f"recall-{streamed}")]
-                )
-                session = found.header("x-compaction-session")
-            del data["tools"]
-            product.post("auto", PATHS[wire], data, [("x-session-id", "recall-auto")])
+
+            def ask(
+                label: str,
+                messages: list[Message],
+                *,
+                streamed: bool = False,
+                product: Product = product,
+                wire: str = wire,
+            ) -> str:
+                name = f"recall-{label.partition(',')[0]}-{streamed}"
+                own = [messages[0], Message("user", f"This is {name}."), *messages[1:]]  # a round of its own
+                data = json.loads(write_request(wire, own, is_streamed=streamed))
+                if label.startswith("auto"):
+                    del data["tools"]
+                named = [("x-session-id", name)]
+                found = product.post(f"{label}, {streamed=}", PATHS[wire], data, named)
+                return found.header("x-compaction-session")
+
+            for label, streamed in (("tool", False), ("tool", True), ("auto", False)):
+                session = ask(f"{label}, before", before, streamed=streamed)
+                product.request("GET", f"/admin/v1/conversations/{session}/search?q=flowerpot", ADMIN)
+                ask(label, talk, streamed=streamed)
             product.settle_figures()
             for query in ("spare%20key", "%22blue%20flowerpot%22", "shep*", "nothing-of-it", ""):
                 for scope in ("", "&scope=tenant&limit=3"):

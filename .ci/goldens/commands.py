@@ -229,8 +229,21 @@ def record_cli(run: Run) -> None:
             "cli/mcp", {"run": record_command(["mcp", *url], folder, environ, given=given, texts=texts)}
         )
     if not run.is_quick:
+        run.recording.add("cli/demo", {"run": record_demo()})
+
+
+def record_demo() -> dict[str, Any]:
+    """What `demo` prints: rounds are made behind answers there, so on a busy machine one run may differ from others.
+
+    It is run until two runs are the same, but four times at most.
+    """
+    runs: list[dict[str, Any]] = []
+    while True:
         with tempfile.TemporaryDirectory(prefix="goldens-") as made:
-            run.recording.add("cli/demo", {"run": record_command(["demo"], Path(made), limit_s=300)})
+            found = record_command(["demo"], Path(made), limit_s=300)
+        if found in runs or len(runs) == 3:
+            return found
+        runs.append(found)
 
 
 def self_named(folder: Path) -> list[str]:

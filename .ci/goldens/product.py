@@ -36,8 +36,8 @@ Headers = Sequence[tuple[str, str]]
 
 # The name of a logger in a log for people: it is that of a module.
 _LOGGER = re.compile(r"\[(?:\w+_)?proxy(?:\.\w+)*\]")
-# The hours of a chart; a page holds its values as JSON.
-_CHART_HOURS = re.compile(r"&#34;x&#34;:\[\d{10}[\d,]*\]")
+# The values of a chart of hours or days, as a page holds them.
+_CHART = re.compile(r'data-chart="\{&#34;kind&#34;:&#34;period[^"]*"')
 _PAGE_TIME = re.compile(r"<time .*?</time>|\b[\d.,]+ m?s\b")
 # Families of metrics whose values are times or sizes of the process.
 _CHANCE_FAMILY = re.compile(r"^(process_|python_)|_seconds|_created$|sessions_active|inflight|_bytes")
@@ -330,9 +330,14 @@ def describe_answer(answer: Answered, clean: Normalizer, *, is_own: bool = False
     if answer.header("content-type").startswith("text/html"):
         headers = [(name, value) for name, value in headers if name.lower() != "content-length"]
         body = _PAGE_TIME.sub("<time>", str(body))
-        body = _CHART_HOURS.sub("&#34;x&#34;:<hours>", body)
-        body = re.sub(r"\b(null,)+", "null,", body)  # the hours before
+        body = _CHART.sub(_hide_hours, body)
     return {"status": answer.status, "headers": _describe_headers(headers, clean), "body": body}
+
+
+def _hide_hours(chart: re.Match[str]) -> str:
+    """A chart without its hours, and without the values of those in which nothing happened."""
+    text = re.sub(r"\[\d{10}[\d,]*\]", "<hours>", chart[0])
+    return re.sub(r"\bnull,|,null\b", "", text)
 
 
 def _hide_time(found: re.Match[str]) -> str:

@@ -32,6 +32,9 @@ _SUBSTITUTIONS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"compaction-proxy:1:[A-Za-z0-9_=+/-]+", "<sealed item>"),
         (r"\b0x[0-9a-f]{8,}\b", "<address>"),
         (r"\brun-[0-9a-f]{16}\b", "<run>"),
+        (r"\b[\d.,]+ [KMGT]?i?B free\b", "<size> free"),
+        (r"\b[\d,]+(?= bytes of request bodies at once\b)", "<size>"),
+        (r"(?m)\b\d{1,3},\d{3}(?= at most$)", "<number>"),
         (r"\bin \d+ ms\b|\bby \d+ s\b", "<duration>"),
         (r'(?<="created_at": )\d{10}\b|(?<="created_at":)\d{10}\b|(?<="completed_at": )\d{10}\b', "<time>"),
     )
