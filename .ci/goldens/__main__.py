@@ -149,7 +149,8 @@ def report(lines: list[str], notes: list[str]) -> int:
 
 def start_self(command: str, *arguments: str, lane: int = 0) -> subprocess.Popen[bytes]:
     """Start this script against a command, in a process of its own."""
-    environ = {**os.environ, "COMPACTION_PROXY": command, "GOLDENS_LANE": str(lane)}
+    first = int(os.environ.get("GOLDENS_LANE", "0"))  # compare: another number keeps two runs apart
+    environ = {**os.environ, "COMPACTION_PROXY": command, "GOLDENS_LANE": str(first + lane)}
     return subprocess.Popen([sys.executable, str(HERE), *arguments], env=environ)
 
 
@@ -167,7 +168,7 @@ def compare(given: argparse.Namespace, folder: Path) -> int:
     for name, command in (("a", given.command), ("b", given.against)):
         record(command, folder / name, given.only, is_quick=given.quick, real=given.real)
     lines = compare_recordings(Recording.read(folder / "a"), Recording.read(folder / "b"))
-    if not given.only:
+    if not given.only or "stores" in given.only:
         for writer, command in (("a", given.command), ("b", given.against)):
             written = folder / f"stores-of-{writer}"
             run_self(command, "write-stores", str(written))
@@ -244,6 +245,9 @@ def use_digests(given: argparse.Namespace) -> int:
         digests = {f"quick {name}": parts for name, parts in digests.items()}
     known = json.loads(DIGESTS.read_text(encoding="utf-8")) if DIGESTS.exists() else {}
     ours = {name: parts for name, parts in known.items() if name.startswith("quick ") == given.quick}
+    if given.action == "check" and not ours:
+        print("no such digests are kept: record them, with the same options, on the version to compare with")
+        return 2
     if given.action == "record" and not waste:
         stale = {} if given.only else ours
         kept = {name: parts for name, parts in known.items() if name not in stale} | digests
@@ -267,6 +271,9 @@ def use_recordings(given: argparse.Namespace) -> int:
     if given.action == "diff":
         one, two = (Recording.read(Path(name)) for name in given.names)
         return report(compare_recordings(one, two), [])
+    if not given.against:
+        print("compare: --against names the other command")
+        return 2
     if given.keep:
         return compare(given, given.keep)
     folder = Path(tempfile.mkdtemp(prefix="goldens-"))
@@ -276,10 +283,16 @@ def use_recordings(given: argparse.Namespace) -> int:
     return code
 
 
+def find_command(command: str) -> str:
+    """Returns a command as a whole path, because it is started in other folders; looks for a bare name in PATH."""
+    return str(Path(command).absolute()) if "/" in command else shutil.which(command) or command
+
+
 def main() -> int:
     """Do what the command line says; returns the exit code."""
     given = parse()
-    given.command = given.command or str(Path(sys.executable).parent / "compaction-proxy")
+    given.command = find_command(given.command or str(Path(sys.executable).parent / "compaction-proxy"))
+    given.against = given.against and find_command(given.against)
     os.environ["COMPACTION_PROXY"] = given.command  # the harness of the system tests reads it
     sys.path[:0] = [str(ROOT)]
     if given.action == "lane":
