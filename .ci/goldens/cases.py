@@ -106,7 +106,8 @@ def play_conversation(
     responses: dict[str, Any] = {}
     forwarded: dict[str, Any] = {}
     headers = [
-        ("authorization", f"Bearer sk-golden-{conversation.number}"),
+        # A tenant of its own: a summary model that fails is left alone for 30 s, by tenant.
+        ("authorization", f"Bearer sk-golden-{wire}-{conversation.number}"),
         JSON_TYPE,
         *([("x-session-id", f"golden-{wire}-{conversation.number}")] if conversation.has_id else []),
     ]

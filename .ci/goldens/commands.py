@@ -224,7 +224,7 @@ def record_cli(run: Run) -> None:
             },
             {"jsonrpc": "2.0", "id": 2, "method": "tools/list"},
         ]
-        given = "".join(json.dumps(each) + "\n" for each in calls)
+        given = [json.dumps(each) for each in calls]
         run.recording.add(
             "cli/mcp", {"run": record_command(["mcp", *url], folder, environ, given=given, texts=texts)}
         )

@@ -39,8 +39,10 @@ _LOGGER = re.compile(r"\[(?:\w+_)?proxy(?:\.\w+)*\]")
 # The values of a chart of hours or days, as a page holds them.
 _CHART = re.compile(r'data-chart="\{&#34;kind&#34;:&#34;period[^"]*"')
 _PAGE_TIME = re.compile(r"<time .*?</time>|\b[\d.,]+ m?s\b")
-# Families of metrics whose values are times or sizes of the process.
-_CHANCE_FAMILY = re.compile(r"^(process_|python_)|_seconds|_created$|sessions_active|inflight|_bytes")
+# Families of metrics whose values are times or sizes of the process, or hold for 30 s.
+_CHANCE_FAMILY = re.compile(
+    r"^(process_|python_)|_seconds|_created$|sessions_active|inflight|_bytes|^circuit_breaker_state"
+)
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,8 @@ class Product:
         parts = urlsplit(self.proxy.url)
         with socket.create_connection((parts.hostname, parts.port), LIMIT_S) as connection:
             connection.sendall(data)
-            connection.shutdown(socket.SHUT_WR)
+            if b"connection: close" not in data and b"HTTP/1.0" not in data:
+                connection.shutdown(socket.SHUT_WR)  # a client that leaves may get no answer
             pieces = []
             while piece := connection.recv(65_536):
                 pieces.append(piece)
@@ -412,10 +415,18 @@ def run_command(
     folder: Path,
     environ: Mapping[str, str] | None = None,
     *,
-    given: str = "",
+    given: Sequence[str] = (),
     limit_s: float = LIMIT_S,
 ) -> tuple[int | None, str, str]:
-    """Run a command to its end; returns its exit code, or None where it had to be killed, stdout and stderr."""
+    """Run a command to its end; returns its exit code, or None where it had to be killed, stdout and stderr.
+
+    Args:
+        arguments: What follows the name of the command.
+        folder: Home and working directory.
+        environ: More variables of the environment.
+        given: Lines for its standard input, which is closed behind them. Each is answered by a line.
+        limit_s: When it is killed, in seconds.
+    """
     env = {
         "HOME": str(folder),
         "PATH": f"{PREFIX}/bin:{os.environ['PATH']}",
@@ -435,12 +446,20 @@ def run_command(
         stderr=subprocess.PIPE,
         text=True,
     )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    said = ""
+    for line in given:  # each is answered by a line, before the next
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+        said += process.stdout.readline()
     try:
-        out, err = process.communicate(given, timeout=limit_s)
+        out, err = process.communicate(timeout=limit_s)
+        out = said + out
     except subprocess.TimeoutExpired:
         process.kill()
         out, err = process.communicate()
-        return None, out, err
+        return None, said + out, err
     return process.returncode, out, err
 
 

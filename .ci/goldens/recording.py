@@ -27,7 +27,8 @@ _SUBSTITUTIONS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     for pattern, text in (
         (r"\b[A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} \d{4} \d\d:\d\d:\d\d GMT", "<date>"),
         (r"\b20\d\d-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|\+00:00| UTC)?", "<date>"),
-        (r"\b20\d\d-\d\d-\d\dT\d\d\b", "<hour>"),
+        (r"(?<=>)20\d\d-\d\d-\d\d(T\d\d)?(?=<)", "<day or hour>"),
+        (r"\bhttp://127\.0\.0\.1:\d{5}\b", "<proxy>"),
         (r"\b00-[0-9a-f]{32}-[0-9a-f]{16}-0\d\b", "<traceparent>"),
         (r"compaction-proxy:1:[A-Za-z0-9_=+/-]+", "<sealed item>"),
         (r"\b0x[0-9a-f]{8,}\b", "<address>"),
@@ -98,8 +99,8 @@ class Normalizer:
     def _clean_string(self, value: str, name: str) -> str:
         if re.fullmatch(r"-?\d+(\.\d+)?", value) and is_chance(name):
             return "<number>"
-        if name == "of" and re.fullmatch(r"20\d\d-\d\d-\d\d", value):  # statistics of a day
-            return "<day>"
+        if name == "of" and re.fullmatch(r"20\d\d-\d\d-\d\d(T\d\d)?", value):
+            return "<day or hour>"
         if re.fullmatch(r"-?\d+\.\d{10,}", value):
             return str(_round_fraction(float(value)))
         return self.clean_text(value)
