@@ -6,14 +6,15 @@ import re
 import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 from cases import COMPACTING, JSON_TYPE, Run, make_long, make_small
-from doubles import COLLECTOR_PORT, HOST, Provider, Reply, answer
+from doubles import COLLECTOR_PORT, HOST, PORT, Provider, Reply, answer
 from golden_conversations import PATHS, WIRES, draw_conversation, write_request
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from product import ADMIN_KEY, KEY, PREFIX, SECRET, record_command, run_command, run_product
+from product import ADMIN_KEY, KEY, LIMIT_S, PREFIX, SECRET, record_command, run_command, run_product
 from recording import Normalizer
 
 from tests.system.black_box import COMMAND
@@ -254,16 +255,22 @@ def self_named(folder: Path) -> list[str]:
 
 def record_signals(run: Run) -> None:
     """What `serve` prints, and how it ends by each signal and where its port is taken."""
+    with tempfile.TemporaryDirectory(prefix="goldens-") as made:
+        words = ["serve", "--host", HOST, "--port", str(PORT), "--upstream", f"http://{HOST}:9/v1"]
+        run.recording.add("serve/port is taken", {"run": record_command(words, Path(made))})
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        with tempfile.TemporaryDirectory(prefix="goldens-") as made:
-            folder = Path(made)
+        with (
+            tempfile.TemporaryDirectory(prefix="goldens-") as made,
+            tempfile.NamedTemporaryFile() as log_file,
+        ):
+            folder, log_path = Path(made), Path(log_file.name)
             env = {"HOME": made, "PATH": os.environ["PATH"], "COMPACTION_PROXY__SERVER__SECRET": SECRET}
             process = subprocess.Popen(
                 [COMMAND, "serve", "--port", "0", "--upstream", run.provider.origin],
                 cwd=folder,
                 env=env,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stderr=log_file,
                 text=True,
             )
             assert process.stdout is not None
@@ -273,17 +280,20 @@ def record_signals(run: Run) -> None:
                 if "OPENAI_BASE_URL" in line:
                     break
             process.send_signal(number)
-            try:
-                code: int | None = process.wait(20 if number != signal.SIGHUP else 3)
-            except subprocess.TimeoutExpired:
-                code = None
+            code: int | None = None
+            if number == signal.SIGHUP:
+                deadline = time.monotonic() + LIMIT_S
+                while "config.reloaded" not in log_path.read_text() and time.monotonic() < deadline:
+                    time.sleep(0.1)
                 process.kill()
-            out, err = process.communicate()
+            else:
+                code = process.wait(LIMIT_S)
+            out, _ = process.communicate()
             port = re.search(r":(\d{4,5})", "".join(lines))
             clean = Normalizer({made: "<folder>", PREFIX: "<prefix>", port[1] if port else "none": "<port>"})
             log = [
                 {**json.loads(line), "logger": 0, "timestamp": 0} if line.startswith("{") else line
-                for line in err.splitlines()
+                for line in log_path.read_text().splitlines()
             ]
             files = sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file())
             run.recording.add(
