@@ -881,8 +881,8 @@ def record_settings(run: Run) -> None:
                     product.ask(
                         label, "POST", PATHS[wire], headers, write_request(wire, conversation.messages[:stop])
                     )
-                    if name == "defaults":
-                        product.settle(LONG_STILL_S)  # a round is made behind the answer
+                    if name in {"defaults", "probe"}:
+                        product.settle(LONG_STILL_S)  # rounds and probes run behind the answer
             run.recording.add(f"settings/{name}", product.finish(with_metrics=name in {"defaults", "prices"}))
 
 
