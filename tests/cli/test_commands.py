@@ -31,8 +31,8 @@ def test_help_names_the_commands(tmp_path: Path) -> None:
     assert (shown.returncode, shown.stderr) == (0, "")
     commands = [line.split()[0] for line in shown.stdout.partition("Commands:")[2].strip().splitlines()]
     assert commands == [
-        "serve", "check", "health", "forget", "demo", "demo-provider", "version", "run", "connect", "replay", "doctor",
-        "mcp", "models", "savings", "search", "watch", "sessions", "config",
+        "serve", "check", "health", "forget", "demo", "demo-provider", "version", "run", "connect", "replay",
+        "doctor", "mcp", "models", "savings", "search", "watch", "sessions", "config",
     ]  # fmt: skip
 
 
