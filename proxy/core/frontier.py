@@ -55,7 +55,9 @@ _ASKING = re.compile(r"[?？؟][\"')*_ ]*\Z")  # noqa: RUF001
 _CODE = re.compile(r"\w\(\)|[{};=]|\w\.\w+\(|^\S+\Z")
 # A bare command of the client, and what git tells of a commit.
 _TYPED = re.compile(r"/\S*\Z|commit [0-9a-f]{7,40} \w+(?:\([^)]{0,40}\))?!?:")
-_MARKUP = re.compile(r"[*`#>]+|\b_|_\b")
+_MARKUP = re.compile(r"^[ \t]*[#>]+[ \t]|[*`]+", re.MULTILINE)
+# Underscores around words; not those of names such as `__init__` and `step_`.
+_EMPHASIS = re.compile(r"(?<!\w)_([^\s_][^_\n]*)_(?!\w)")
 
 
 class RequestState(StrEnum):
@@ -164,12 +166,17 @@ def _split_ends(text: str) -> list[str]:
 
 def _split_sentences(text: str) -> list[str]:
     prose = _FENCE.sub("\n", text)
-    return [each for piece in _SENTENCE.split(prose) if (each := " ".join(_MARKUP.sub("", piece).split()))]
+    return [each for piece in _SENTENCE.split(prose) if (each := _strip_markup(piece))]
+
+
+def _strip_markup(text: str) -> str:
+    """Returns a text on one line, without the marks of headings, quotations, emphasis and code."""
+    return " ".join(_EMPHASIS.sub(r"\1", _MARKUP.sub("", text)).split())
 
 
 def quote(text: str) -> str:
     """Returns a sentence as one harmless line; "" for one that orders something."""
-    said = " ".join(_MARKUP.sub("", visible(text[: 4 * QUOTED_CHARACTERS])).split())
+    said = _strip_markup(visible(text[: 4 * QUOTED_CHARACTERS]))
     return "" if not said or orders(said) else defanged(one_line(said, QUOTED_CHARACTERS))
 
 

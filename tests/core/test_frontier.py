@@ -332,3 +332,11 @@ def test_whatever_is_said_the_lines_are_short_and_order_nothing(texts: list[str]
         assert "\n" not in line
         assert len(line) <= 240
         assert line.startswith("done: ") or not orders(line)
+
+
+def test_a_quoted_result_keeps_names_whole_and_loses_marks_of_emphasis() -> None:
+    names = "I changed __init__.py, step_1_ and the C# part for issue #12 (a > b)."
+    marked = "> **Now** _all tests_ of `parser.py` pass."
+
+    assert read_reply(names).result == names
+    assert read_reply(marked).result == "Now all tests of parser.py pass."
