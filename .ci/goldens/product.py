@@ -276,8 +276,10 @@ class Product:
             if _CHANCE_FAMILY.search(name) and not line.startswith("#"):
                 continue
             # A sum of fractions ends in digits that depend on the order of its parts.
-            kept.append(re.sub(r"\b\d+\.\d{7,}\b", lambda number: f"{float(number[0]):.7g}", line))
-        return kept
+            kept.append(
+                re.sub(r"(?<![\w.])\d+\.\d+(?![\w.])", lambda number: f"{float(number[0]):.6g}", line)
+            )
+        return sorted(kept)  # series stand in the order in which they were first counted
 
     def read_log(self) -> list[Any]:
         """Returns the lines of the log, without times, and without the names of loggers, which are modules."""
