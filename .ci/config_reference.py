@@ -17,10 +17,10 @@ from pathlib import Path
 import yaml
 from pydantic_core import PydanticUndefined
 
-from proxy.config.keys import Key, dotted, keys, plain
-from proxy.config.model import Config
-from proxy.config.prices import PricesSection, SurchargeSection
-from proxy.config.sections import ModelSection, TriggerRow
+from compaction_proxy.config.config import Config
+from compaction_proxy.config.keys import Key, dotted, keys, plain
+from compaction_proxy.config.prices import PricesSection, SurchargeSection
+from compaction_proxy.config.sections import ModelSection, TriggerRow
 
 ROOT = Path(__file__).resolve().parents[1]
 STRATEGIES = ("compaction", "strategies")

@@ -3,12 +3,14 @@
     uv run python .ci/docs_pages.py
 
 docs/clients.md says what `connect` says and what came of the client suite and of the agents,
-docs/operations.md which keys wait for a restart, and docs/llms.txt which pages there are.
+docs/operations.md which keys wait for a restart, docs/architecture.md what each module is for, and
+docs/llms.txt which pages there are.
 .ci/check_docs.py compares them.
 """
 
 # ruff: noqa: INP001 - a script, not a package
 
+import ast
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -17,12 +19,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from proxy.cli.client_files import FILES
-from proxy.cli.clients import CLIENTS, Client, filled
-from proxy.config.reloading import AT_START
+from compaction_proxy.cli.client_config import FILES
+from compaction_proxy.cli.clients import CLIENTS, Client, filled
+from compaction_proxy.config.reload import AT_START
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+PACKAGE = ROOT / "proxy" / "compaction_proxy"
 URL = "http://127.0.0.1:4141/v1"
 MODEL = "gpt-5.4-mini"
 # What a block of code is written in, by a word of where it goes; the first that fits.
@@ -243,11 +246,39 @@ def llms() -> str:
     return "\n".join(lines) + "\n"
 
 
+def describe_module(path: Path) -> str:
+    """Returns the first sentence of a module's docstring."""
+    docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+    paragraph = " ".join(docstring.partition("\n\n")[0].split())
+    return re.split(r"(?<=[.?!])\s(?=[A-Z`])", paragraph)[0].replace("|", "\\|")
+
+
+def list_modules(package: Path) -> Iterator[str]:
+    """Yields the lines that describe a package: its modules, then the packages in it."""
+    name = package.relative_to(PACKAGE).as_posix()
+    if name == ".":
+        yield "\n| module | what it is for |\n| --- | --- |"
+    else:
+        said = describe_module(package / "__init__.py")
+        yield f"\n### {name}/\n\n{said}\n\n| module | what it is for |\n| --- | --- |"
+    for path in sorted(package.glob("*.py")):
+        if not path.name.startswith("__"):
+            yield f"| `{path.name}` | {describe_module(path)} |"
+    for folder in sorted(package.iterdir()):
+        if (folder / "__init__.py").is_file():
+            yield from list_modules(folder)
+
+
 def generated() -> dict[Path, str]:
     """What each file should hold."""
-    operations = DOCS / "operations.md"
-    text = between(operations.read_text("utf-8"), "reload", waiting_keys())
-    return {DOCS / "clients.md": clients_page(), operations: text, DOCS / "llms.txt": llms()}
+    operations, architecture = DOCS / "operations.md", DOCS / "architecture.md"
+    modules = "\n".join(list_modules(PACKAGE)).strip("\n")
+    return {
+        DOCS / "clients.md": clients_page(),
+        operations: between(operations.read_text("utf-8"), "reload", waiting_keys()),
+        architecture: between(architecture.read_text("utf-8"), "modules", modules),
+        DOCS / "llms.txt": llms(),
+    }
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""Rewrite proxy/data/golden_counts.json: texts of many kinds, with their tokens of o200k_base by tiktoken.
+"""Rewrite `data/golden_counts.json` of the package: texts of many kinds, with their tokens by tiktoken.
 
     uv run python .ci/golden_counts.py
 
-A faster tokenizer is adopted only if it counts each of them the same (`proxy/adapters/toktok_counter.py`).
+A faster tokenizer is adopted only if it counts each of them the same (`providers/tokenizers_fast.py`).
 """
 
 # ruff: noqa: INP001, RUF001, S311 - a script, not a package; odd characters are what it is about; chance made
@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-from proxy.adapters.tiktoken_counter import DATA, O200K, load
+from compaction_proxy.providers.tokenizers import DATA, O200K, load
 
-TARGET = Path(__file__).resolve().parents[1] / "proxy" / "data" / "golden_counts.json"
+TARGET = Path(__file__).resolve().parents[1] / "proxy" / "compaction_proxy" / "data" / "golden_counts.json"
 RANDOM = Random(20_261_122)
 
 PROSE = (

@@ -33,12 +33,12 @@ import httpx
 from PIL import Image
 from playwright.async_api import Browser, Page, async_playwright
 
-from proxy.adapters.tiktoken_counter import TiktokenCounter
-from proxy.demo.agent import opening, tool_message
-from proxy.demo.faults import Fault
-from proxy.demo.provider import Settings, create_provider
-from proxy.demo.script import load
-from proxy.serving import served
+from compaction_proxy.cli.demo.agent import opening, tool_message
+from compaction_proxy.cli.demo.faults import Fault
+from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.cli.demo.script import load
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.tokenizers import TiktokenCounter
 
 ROOT = Path(__file__).resolve().parent.parent
 JsonObject = dict[str, Any]
@@ -240,12 +240,12 @@ async def proxied(folder: Path, upstream: str) -> AsyncIterator[Proxy]:
     clock.write_text("+0\n")
     kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "proxy", "serve", "--port", "0"),
+        *(sys.executable, "-m", "compaction_proxy", "serve", "--port", "0"),
         cwd=folder,
         env={
             **kept,
             "HOME": str(folder),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(ROOT / "proxy"),
             "FAKETIME_TIMESTAMP_FILE": str(clock),
             **_faketime(),
         },

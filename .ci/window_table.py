@@ -1,4 +1,4 @@
-"""Rewrite proxy/core/window_table.py from two public tables: `litellm`, checked against `genai-prices`.
+"""Rewrite `providers/window_table.py` of the package from `litellm`, checked against `genai-prices`.
 
     uv run --with litellm --with genai-prices python .ci/window_table.py 2026-11-22
 
@@ -19,9 +19,9 @@ from typing import Any
 
 from genai_prices.data import providers
 
-from proxy.core.windows import FALLBACK_WINDOW, plain_name, tabled
+from compaction_proxy.providers.windows import FALLBACK_WINDOW, plain_name, tabled
 
-TARGET = Path(__file__).resolve().parents[1] / "proxy" / "core" / "window_table.py"
+TARGET = Path(__file__).resolve().parents[1] / "proxy" / "compaction_proxy" / "providers" / "window_table.py"
 # Who makes the models, by litellm's and by genai-prices' names: they know best.
 MAKERS = (
     "openai", "anthropic", "gemini", "vertex_ai-language-models", "xai", "deepseek", "mistral",

@@ -29,11 +29,13 @@ from conversations import GATE_OFF, WINDOW_TOKENS, growing
 from starlette.types import ASGIApp, Message, Scope
 from upstream import whole_answer
 
-from proxy import app, logs, parts
-from proxy.cli.foreground import settle
-from proxy.config.model import Config
-from proxy.ports import HttpEngine, HttpRequest
-from proxy.relay.inbound import DEPARTURE, NOTICE
+from compaction_proxy import app
+from compaction_proxy import runtime as parts
+from compaction_proxy.cli.serve import settle
+from compaction_proxy.config.config import Config
+from compaction_proxy.gateway.client.types import HttpEngine, HttpRequest
+from compaction_proxy.gateway.client_stream import DEPARTURE, NOTICE
+from compaction_proxy.telemetry import logs
 
 # What a server hands over at a time.
 PIECE_BYTES = 65_536

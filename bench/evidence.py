@@ -25,10 +25,10 @@ import httpx
 import structlog
 from retention import Provider
 
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.core.policy import STRATEGIES
-from proxy.serving import served
+from compaction_proxy.app import create_app
+from compaction_proxy.config.config import Config
+from compaction_proxy.core.strategies import STRATEGIES
+from compaction_proxy.gateway.server import served
 
 JsonObject = dict[str, Any]
 

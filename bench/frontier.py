@@ -50,6 +50,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # for helpers of the tests
+
 import httpx
 from frontier_lists import (
     Forwarded,
@@ -64,7 +66,7 @@ from frontier_lists import (
 )
 from frontier_values import judge, read_sources
 
-from proxy.adapters.tiktoken_counter import TiktokenCounter
+from compaction_proxy.providers.tokenizers import TiktokenCounter
 from tests.system.black_box import Provider, Proxy, Received, Reply, chat_reply, run_proxy
 
 ROOT = Path(__file__).resolve().parents[1]

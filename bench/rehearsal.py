@@ -11,12 +11,12 @@ import logging
 import time
 from pathlib import Path
 
-from proxy import logs
-from proxy.cli.rehearse import staged
-from proxy.config.model import Config
-from proxy.core.policy import STRATEGIES
-from proxy.rehearsal.playing import Wanted, play
-from proxy.rehearsal.recordings import Recording, recordings
+from compaction_proxy.cli.replay_worker import staged
+from compaction_proxy.config.config import Config
+from compaction_proxy.core.strategies import STRATEGIES
+from compaction_proxy.replay.recordings import Recording, recordings
+from compaction_proxy.replay.runner import Wanted, play
+from compaction_proxy.telemetry import logs
 
 TITLES = ("CPU s", "requests", "rounds", "sent tokens", "forwarded", "failed")
 HEAD = f"{'strategy':<12}" + "".join(f"{title:>13}" for title in TITLES)

@@ -31,10 +31,10 @@ from compaction_kit.generated import build_generated_session
 from compaction_kit.session import SeededSession
 from starlette.types import Receive, Scope, Send
 
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.core.policy import STRATEGIES
-from proxy.serving import served
+from compaction_proxy.app import create_app
+from compaction_proxy.config.config import Config
+from compaction_proxy.core.strategies import STRATEGIES
+from compaction_proxy.gateway.server import served
 
 JsonObject = dict[str, Any]
 

@@ -23,10 +23,10 @@ from pathlib import Path
 from statistics import mean, quantiles
 from typing import Any
 
-from proxy.adapters.full_text import SqliteFullText
-from proxy.core.ranking import Ranking
-from proxy.core.stems import stem
-from proxy.ports import Passage
+from compaction_proxy.recall.fulltext import SqliteFullText
+from compaction_proxy.recall.fulltext_types import Passage
+from compaction_proxy.recall.ranking import Ranking
+from compaction_proxy.recall.stems import stem
 
 JsonObject = dict[str, Any]
 Search = Callable[[str], Sequence[int]]

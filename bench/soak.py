@@ -26,6 +26,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # for helpers of the tests
+
 from soak_clients import Addresses, Clients
 from soak_replicas import Held, Replica, Replicas
 from soak_upstream import Upstream

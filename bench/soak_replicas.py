@@ -156,14 +156,14 @@ class Replicas:
         log = self.folder / f"replica-{len(self.started)}.log"
         settings = {
             "HOME": str(self.folder),
-            "PYTHONPATH": f"{self.folder}{os.pathsep}{ROOT}",
+            "PYTHONPATH": f"{self.folder}{os.pathsep}{ROOT / 'proxy'}",
             "COMPACTION_PROXY__STORE__URL": self.redis.url,
             "COMPACTION_PROXY__SUMMARY__MODEL": SUMMARY_MODEL,
             "COMPACTION_PROXY__MODELS": json.dumps({"soak-*": {"window": WINDOW_TOKENS}}),
         }
         with log.open("wb") as errors:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "proxy", "serve", "--port", "0",
+                sys.executable, "-m", "compaction_proxy", "serve", "--port", "0",
                 "--upstream", f"http://127.0.0.1:{self.upstream}/v1",
                 cwd=self.folder, env={**settings, **SHORT, **ALLOCATOR},
                 stdout=asyncio.subprocess.PIPE, stderr=errors,

@@ -15,8 +15,8 @@ from typing import Any
 
 from upstream import paced_body, paced_events
 
-from proxy.adapters.tiktoken_counter import TiktokenCounter
-from proxy.demo.prompt import Meter
+from compaction_proxy.cli.demo.prompt import Meter
+from compaction_proxy.providers.tokenizers import TiktokenCounter
 
 MODEL = "soak-agent"
 SUMMARY_MODEL = "soak-summary"

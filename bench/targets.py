@@ -20,7 +20,7 @@ from load import LoadError
 from processes import Program, free_port, started
 from rivals import RIVALS, Rival, installed_in
 
-from proxy.config.model import Config
+from compaction_proxy.config.config import Config
 
 BENCH = Path(__file__).parent
 DIRECT = "direct"
@@ -131,7 +131,7 @@ def _ours(
         "COMPACTION_PROXY__STORE__URL": f"sqlite:///{folder}/state.db",
         **settings,
     }
-    with started([sys.executable, "-m", "proxy", "serve"], folder, bench.tested, given) as program:
+    with started([sys.executable, "-m", "compaction_proxy", "serve"], folder, bench.tested, given) as program:
         yield Target(name, program, headers)
 
 

@@ -26,7 +26,7 @@ from load import LoadError, Measured, Requests, measure
 from processes import Program, allow_sockets, cores, pinned, started
 from targets import ALLOCATOR, BENCH, without_fast
 
-from proxy.dialects.wires import WIRES
+from compaction_proxy.wires.registry import WIRES
 
 WARM_S = 0.1
 CONNECTIONS = 4
@@ -126,7 +126,9 @@ def _running(folder: Path, tested: int | None, rest: int | None) -> Iterator[Pro
             "COMPACTION_PROXY__SERVER__PORT": "0",
             "COMPACTION_PROXY__STORE__URL": f"sqlite:///{folder}/state.db",
         }
-        with started([sys.executable, "-m", "proxy", "serve"], folder / "proxy", tested, settings) as proxy:
+        with started(
+            [sys.executable, "-m", "compaction_proxy", "serve"], folder / "proxy", tested, settings
+        ) as proxy:
             yield proxy
 
 

@@ -14,14 +14,14 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.adapters.redis_store import RedisStore
-from proxy.adapters.redis_url import parse
-from proxy.adapters.sqlite_store import SqliteStore
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.ports import Store
-from proxy.serving import served
+from compaction_proxy.app import create_app
+from compaction_proxy.config.config import Config
+from compaction_proxy.gateway.server import served
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.redis.store import RedisStore
+from compaction_proxy.storage.redis.url import parse
+from compaction_proxy.storage.sqlite.store import SqliteStore
+from compaction_proxy.storage.store import Store
 from tests.redis_servers import RedisServer
 from tests.virtual_time import VirtualTimeLoop
 

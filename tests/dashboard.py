@@ -12,10 +12,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
-from proxy.admin.access import Access
-from proxy.admin.ui.site import with_pages
-from proxy.errors import RequestRefused, openai_error
-from proxy.serving import served
+from compaction_proxy.admin.auth import Access
+from compaction_proxy.admin.ui.app import with_pages
+from compaction_proxy.core.errors import RequestRefused, openai_error
+from compaction_proxy.gateway.server import served
 
 PLACE = "ab" * 64
 NAME = "c_0123456789abcdef"

@@ -4,16 +4,16 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from proxy.accounts import Accounts
-from proxy.core.exchange import Exchange
-from proxy.core.price import Price, Tier
-from proxy.errors import StoreUnavailable
-from proxy.feed import Feed
-from proxy.journal import Journal
-from proxy.owners import Owners
-from proxy.ports import Store
-from proxy.statistics import Statistics
-from proxy.storage.records import Records
+from compaction_proxy.core.cost.price import Price, Tier
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.core.exchange import Exchange
+from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.store import Store
+from compaction_proxy.telemetry.conversation_registry import Owners
+from compaction_proxy.telemetry.exchange_log import Journal
+from compaction_proxy.telemetry.live_feed import Feed
+from compaction_proxy.telemetry.statistics import Statistics
+from compaction_proxy.telemetry.usage import Accounts
 
 DAY_S = 86_400.0
 MONTH_S = 30 * DAY_S

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import proxy
+import compaction_proxy
 
-ROOT = Path(proxy.__file__).parent.parent
+ROOT = Path(compaction_proxy.__file__).parents[2]
 START_LIMIT_S = 60.0
 # Only a hang takes as long. A drain takes twice that, so what waits for it is found too.
 END_LIMIT_S = 60.0
@@ -85,7 +85,7 @@ def _environment(folder: Path, more: Mapping[str, str]) -> dict[str, str]:
 def command(line: str, folder: Path, **environ: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command of ours that ends by itself, such as `health`."""
     done = subprocess.run(
-        [sys.executable, "-m", "proxy", *line.split()],
+        [sys.executable, "-m", "compaction_proxy", *line.split()],
         cwd=folder, env=_environment(folder, environ),
         capture_output=True, text=True, timeout=START_LIMIT_S, check=False,
     )  # fmt: skip
@@ -116,7 +116,7 @@ async def proxy_process(
     errors = folder / "stderr"
     with errors.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "proxy", "serve", "--port", "0", *upstream, *arguments),
+            *(sys.executable, "-m", "compaction_proxy", "serve", "--port", "0", *upstream, *arguments),
             cwd=folder,
             env=_environment(folder, {**settings, **(environ or {})}),
             stdout=asyncio.subprocess.PIPE,

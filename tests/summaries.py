@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from proxy.core.policy import CHAINED, FULL, Policy
+from compaction_proxy.core.strategies import CHAINED, FULL, Policy
 
 # A shorter text is no summary, and stays what it is.
 LEAST_CHARACTERS = 40

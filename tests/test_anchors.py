@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from proxy import anchors as module
-from proxy.adapters.memory_store import MemoryStore
-from proxy.anchors import ANCHORS_PER_ROOT, KEPT_S, LOOK_EVERY_S, Anchors
-from proxy.core.anchor import Anchor
-from proxy.core.keys import anchors_key
-from proxy.errors import StoreUnavailable
-from proxy.ports import Entry, Record, Store
-from proxy.storage.records import Records
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.providers import usage_baseline as module
+from compaction_proxy.providers.anchor import Anchor
+from compaction_proxy.providers.usage_baseline import ANCHORS_PER_ROOT, KEPT_S, LOOK_EVERY_S, Anchors
+from compaction_proxy.storage.keys import anchors_key
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.store import Entry, Record, Store
 
 TENANT, ROOT, PLACE = "t", b"\x07" * 32, b"\x08" * 16
 PREFIXES = [bytes([number]) * 32 for number in range(1, 12)]

@@ -9,19 +9,19 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.adapters.character_counter import CharacterCounter
-from proxy.adapters.memory_store import MemoryStore
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.demo.provider import Settings, create_provider
-from proxy.errors import StoreUnavailable
-from proxy.ports import Entry, Record
-from proxy.serving import served
+from compaction_proxy.app import create_app
+from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.config.config import Config
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.character_counter import CharacterCounter
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.store import Entry, Record
 
 SCRIPT = """
 import sys
-from proxy.app import create_app
-from proxy.config.model import Config
+from compaction_proxy.app import create_app
+from compaction_proxy.config.config import Config
 
 create_app(Config.model_validate({}))
 print(*({{"aiohttp", "redis", "cryptography"}} & sys.modules.keys()))

@@ -1,109 +1,87 @@
-"""The shape of the source: who may import whom, and what never appears.
+"""The layers of the package, the owners of libraries, and what appears nowhere in its source.
 
-Directions are those of the architecture: arrows point down, the core imports nothing but the standard
-library, itself and our errors, and a third-party library is known to the module that owns it.
+Every package and module is listed in `LAYERS`; each imports only what stands below it. A third-party library
+is known to the modules that own it.
 """
 
 import ast
+import importlib
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parent.parent / "proxy"
-MODULES = sorted(PACKAGE.rglob("*.py"))
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "proxy"
+NAME = "compaction_proxy"
+PACKAGE = SOURCE / NAME
+
+# From top to bottom: packages, and modules that stand beside them.
+LAYERS = (
+    "__main__", "cli", "app", "endpoints", "runtime", "installation", "admin", "gateway", "replay",
+    "compaction", "recall", "telemetry", "providers", "storage", "wires", "config", "core", "support",
+    "__init__",
+)  # fmt: skip
+# The core is pure: of what stands below it, it takes only these modules.
+PURE = {"support.net", "support.formatting", "support.log_events"}
 
 BROAD = {"Exception", "BaseException"}
 
-# A part may import the parts of a lower number, and itself; modules of the package's root that are named
-# nowhere here are use cases.
-LAYERS = {
-    "__main__": 6, "cli": 5, "app": 4, "endpoints": 4, "parts": 4, "installation": 4, "serving": 4, "demo": 4,
-    "relay": 3, "admin": 3,
-    "use case": 2, "mcp": 2,
-    "adapters": 1,
-    "dialects": 1, "ports": 1,
-    "core": 0, "config": 0, "errors": 0, "logs": 0, "log_events": 0, "guard": 0, "": 0,
-}  # fmt: skip
-# Where a lower number is not enough, or too much: exactly these.
-EXACTLY = {
-    "core": {"errors"},  # what it raises; errors is pure and imports nothing
-    "errors": set(),
-    "guard": set(),
-    "logs": set(),
-    "log_events": set(),
-    "": set(),
-    "config": {"core", "errors"},  # strategies are core's rows; their fields are checked against them
-    "serving": {"errors", "guard", "logs", "log_events"},
-    "ports": {"core", "errors"},
-    "dialects": {"core", "ports", "errors"},
-    "adapters": {"adapters", "ports", "core", "dialects", "errors", "guard", "logs", "log_events"},
-}
-# Parts of one layer that may import one another.
-ALSO = {
-    "demo": {"serving", "app"},
-    "app": {"endpoints", "parts", "installation"},
-    "endpoints": {"parts"},
-    "parts": {"installation"},
-    "mcp": {"use case"},  # tools over them
-}
-# Everyone else reaches an adapter through a port.
-KNOW_ADAPTERS = {"app", "endpoints", "parts", "installation", "demo", "cli", "adapters"}
-
-# Which parts or modules may import a library.
+# The packages or modules that may import a library.
 OWNERS = {
-    "aiohttp": {"adapters"},
-    "backports": {"dialects"},
-    "blake3": {"dialects"},
-    "brotli": {"dialects"},
-    "compression": {"dialects"},  # of the standard library from Python 3.14 on
-    "fastapi": {"admin", "app", "relay"},
-    "httptools": {"adapters", "serving"},
-    "mcp": {"mcp"},
-    "mcp_types": {"mcp"},
-    "starlette": {"admin", "relay", "demo", "app", "endpoints", "serving", "mcp"},
-    "genai_prices": {"adapters"},
-    "jinja2": {"admin"},
-    "opentelemetry": {"adapters"},
-    "prometheus_client": {"adapters"},
-    "httpx": {"adapters", "relay", "demo", "app"},
-    "msgspec": {"dialects", "adapters", "records", "demo"},
-    "pydantic": {"config", "demo"},  # demo: secrets of a configuration it makes
+    "aiohttp": {"gateway.client.aiohttp_engine"},
+    "backports": {"wires.content_coding"},
+    "blake3": {"wires.incremental_reader"},
+    "brotli": {"wires.content_coding"},
+    "compression": {"wires.content_coding"},  # of the standard library from Python 3.14 on
+    "cryptography": {"gateway.compaction_cipher", "storage.encrypted"},
+    "fastapi": {"admin", "app", "gateway.routes"},
+    "genai_prices": {"providers.price_table"},
+    "httptools": {"gateway.client.parser", "gateway.server.parser"},
+    "httpx": {"cli", "gateway", "providers"},
+    "jinja2": {"admin.ui.templates"},
+    "mcp": {"gateway.mcp"},
+    "mcp_types": {"gateway.mcp"},
+    "msgspec": {"wires"},
+    "opentelemetry": {"telemetry.otel"},
+    "prometheus_client": {"telemetry.metrics", "telemetry.metric_families"},
+    "pydantic": {"config", "cli.demo"},  # the demo makes a configuration with secrets
     "pydantic_core": {"config"},
-    "structlog": {"logs", "relay", "adapters", "use case", "parts", "installation", "admin", "serving"},
-    "tiktoken": {"adapters"},
+    "redis": {"storage.redis"},
+    "starlette": {"admin", "app", "endpoints", "gateway"},
+    "structlog": {"compaction", "gateway", "installation", "providers", "runtime", "telemetry"},
+    "tiktoken": {"providers.tokenizers"},
     "typer": {"cli"},
-    "uvicorn": {"serving"},
-    "yaml": {"config"},
-    "yarl": {"adapters"},  # aiohttp's URLs
-    "cryptography": {"adapters"},
-    "redis": {"adapters"},
+    "uvicorn": {"gateway.server"},
+    "yaml": {"config.yaml_file"},
+    "yarl": {"gateway.client.aiohttp_engine"},
 }
-ONE_MODULE = {"aiohttp", "genai_prices", "tiktoken"}
 
 
-def name_of(path: Path) -> str:
-    """A module's name below the package, such as `core.budget`; empty for the package itself."""
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(part for part in parts if part != "__init__")
+def list_modules(package: Path) -> list[Path]:
+    """Returns the paths of all modules of a package."""
+    return sorted(package.rglob("*.py"))
 
 
-def part_of(module: str) -> str:
-    """The part of the architecture that a module belongs to."""
-    first = module.partition(".")[0]
-    return first if first in LAYERS else "use case"
+def name_of(path: Path, package: Path = PACKAGE) -> str:
+    """Returns a module's name below the package, such as `core.budget`."""
+    parts = path.relative_to(package).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__") or "__init__"
 
 
 @cache
-def tree(path: Path) -> ast.Module:
+def parse(path: Path) -> ast.Module:
+    """Returns the syntax tree of a module."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Dotted names that a module imports, wherever in the module."""
-    for node in ast.walk(tree(path)):
+def list_imports(path: Path) -> Iterator[str]:
+    """Yields the dotted names that a module imports, wherever in the module."""
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -111,115 +89,157 @@ def imported(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def ours(path: Path) -> set[str]:
-    """Parts of our own that a module imports."""
-    names = (name for name in imported(path) if name.split(".")[0] == "proxy")
-    return {part_of(name.removeprefix("proxy").lstrip(".")) for name in names}
+def find_upward_imports(package: Path) -> list[str]:
+    """Returns the imports of a package that do not point down, and the modules that have no layer."""
+    found = []
+    for path in list_modules(package):
+        name = name_of(path, package)
+        layer = name.partition(".")[0]
+        if layer not in LAYERS:
+            found.append(f"{name} has no layer")
+            continue
+        for imported in list_imports(path):
+            top, _, below = imported.partition(".")
+            other = below.partition(".")[0]
+            if top != NAME or other == layer:
+                continue
+            if other not in LAYERS:
+                other = "__init__"  # a name of the package itself, such as its version
+            impure = layer == "core" and other == "support" and ".".join(below.split(".")[:2]) not in PURE
+            if impure or LAYERS.index(other) < LAYERS.index(layer):
+                found.append(f"{name} imports {below}")
+    return found
 
 
-def allowed(part: str) -> set[str]:
-    """Parts that a part may import."""
-    if part in EXACTLY:
-        return EXACTLY[part] | {part}
-    lower = {other for other, layer in LAYERS.items() if layer < LAYERS[part]}
-    hidden = set() if part in KNOW_ADAPTERS else {"adapters"}
-    return (lower - hidden) | {part} | ALSO.get(part, set())
+def list_libraries(path: Path) -> set[str]:
+    """Returns the third-party packages that a module imports."""
+    return {name.split(".")[0] for name in list_imports(path)} - sys.stdlib_module_names - {NAME}
 
 
-def libraries(path: Path) -> set[str]:
-    """Third-party packages that a module imports."""
-    return {name.split(".")[0] for name in imported(path)} - sys.stdlib_module_names - {"proxy"}
-
-
-def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
-def caught(node: ast.ExceptHandler) -> set[str]:
-    """Names of what an except clause catches; a bare one catches BaseException."""
+def list_caught(node: ast.ExceptHandler) -> set[str]:
+    """Returns the names of what an except clause catches; a bare one catches BaseException."""
     if node.type is None:
         return {"BaseException"}
     members = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
     return {ast.unparse(member).rpartition(".")[2] for member in members}
 
 
-@cache
-def own_classes() -> frozenset[str]:
-    """Names of all classes of the package."""
+def list_classes() -> frozenset[str]:
+    """Returns the names of all classes of the package."""
     return frozenset(
-        node.name for path in MODULES for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)
+        node.name
+        for path in list_modules(PACKAGE)
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.ClassDef)
     )
 
 
-every_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: name_of(path) or "proxy")
+every_module = pytest.mark.parametrize("path", list_modules(PACKAGE), ids=name_of)
+
+
+def write(package: Path, name: str, text: str) -> None:
+    path = package / f"{name.replace('.', '/')}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def test_imports_point_down() -> None:
+    assert find_upward_imports(PACKAGE) == []
+
+
+@pytest.mark.parametrize(("upper", "lower"), [*combinations(LAYERS[1:-1], 2)])
+def test_an_import_that_points_up_is_found_in_every_layer(tmp_path: Path, upper: str, lower: str) -> None:
+    write(tmp_path, f"{upper}.one", f"from {NAME}.support.net import split")
+    write(tmp_path, f"{lower}.other", f"from {NAME}.{upper}.one import x\n")
+
+    assert f"{lower}.other imports {upper}.one.x" in find_upward_imports(tmp_path)
+
+
+def test_an_import_inside_a_function_and_a_package_without_a_layer_are_found(tmp_path: Path) -> None:
+    write(tmp_path, "config.one", f"def f():\n    import {NAME}.cli.main\n")
+    write(tmp_path, "helpers.some", "")
+    write(tmp_path, "loose", "")
+
+    found = find_upward_imports(tmp_path)
+
+    assert found == ["config.one imports cli.main", "helpers.some has no layer", "loose has no layer"]
+
+
+def test_the_core_takes_only_pure_modules_of_support(tmp_path: Path) -> None:
+    write(tmp_path, "core.one", f"from {NAME}.support.offload import beside\n")
+    write(tmp_path, "core.two", f"from {NAME}.support.net import split\n")
+
+    assert find_upward_imports(tmp_path) == ["core.one imports support.offload.beside"]
 
 
 @every_module
-def test_imports_point_down(path: Path) -> None:
-    part = part_of(name_of(path))
-    assert ours(path) - allowed(part) == set(), f"{part} may not import these"
+def test_a_module_can_be_imported(path: Path) -> None:
+    name = name_of(path)
+    if name != "__main__":
+        importlib.import_module(NAME if name == "__init__" else f"{NAME}.{name}")
+
+
+def test_nothing_imports_the_old_package_and_it_cannot_be_imported(tmp_path: Path) -> None:
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = [ROOT / name for name in listed.stdout.split() if (ROOT / name).is_file()]
+
+    old = [path for path in paths if {"proxy"} & {name.split(".")[0] for name in list_imports(path)}]
+
+    assert old == []
+    assert [path.name for path in SOURCE.iterdir() if path.suffix == ".py"] == []
+    done = subprocess.run(
+        [sys.executable, "-c", "import proxy"], cwd=tmp_path, capture_output=True, check=False
+    )
+    assert b"ModuleNotFoundError: No module named 'proxy'" in done.stderr
 
 
 @every_module
 def test_a_library_is_imported_by_its_owner(path: Path) -> None:
-    module = name_of(path)
-    places = {part_of(module), module}
-    assert {library for library in libraries(path) if not OWNERS.get(library, set()) & places} == set()
-
-
-@pytest.mark.parametrize("library", sorted(ONE_MODULE))
-def test_some_libraries_are_known_to_one_module(library: str) -> None:
-    assert len([name_of(path) for path in MODULES if library in libraries(path)]) <= 1
-
-
-def test_an_adapter_knows_one_library_besides_its_types() -> None:
-    shared = {"httpx", "msgspec", "structlog", "yarl"}
-    found = {
-        name_of(path): libraries(path) - shared for path in MODULES if part_of(name_of(path)) == "adapters"
-    }
-    assert {name: known for name, known in found.items() if len(known) > 1} == {}
+    name = name_of(path)
+    parts = name.split(".")
+    places = {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
+    assert {library for library in list_libraries(path) if not OWNERS.get(library, set()) & places} == set()
 
 
 @every_module
 def test_a_module_says_what_it_is_for(path: Path) -> None:
-    assert ast.get_docstring(tree(path)), "the docstring is missing"
+    assert ast.get_docstring(parse(path)), "the docstring is missing"
 
 
-def test_nobody_catches_broadly_but_by_the_guard() -> None:
+def test_nobody_catches_broadly_but_by_the_one_that_may() -> None:
     found = [
         name_of(path)
-        for path in MODULES
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.ExceptHandler) and caught(node) & BROAD
+        for path in list_modules(PACKAGE)
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.ExceptHandler) and list_caught(node) & BROAD
     ]
     assert found == []
 
 
 @every_module
 def test_nothing_is_rebound_globally(path: Path) -> None:
-    assert [node.lineno for node in ast.walk(tree(path)) if isinstance(node, ast.Global)] == []
+    assert [node.lineno for node in ast.walk(parse(path)) if isinstance(node, ast.Global)] == []
 
 
 @every_module
 def test_only_commands_import_inside_functions(path: Path) -> None:
     inner = {
         node.name
-        for node in functions(path)
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for line in ast.walk(node)
         if isinstance(line, ast.Import | ast.ImportFrom)
     }
-    assert part_of(name_of(path)) == "cli" or inner == set()
+    assert name_of(path).startswith("cli.") or inner == set()
 
 
 @every_module
 def test_our_own_classes_do_not_inherit_from_one_another(path: Path) -> None:
     inherited = {
         f"{node.name}({ast.unparse(base)})"
-        for node in ast.walk(tree(path))
+        for node in ast.walk(parse(path))
         if isinstance(node, ast.ClassDef)
         for base in node.bases
-        if ast.unparse(base) in own_classes() and not ast.unparse(base).endswith("Error")
+        if ast.unparse(base) in list_classes() and not ast.unparse(base).endswith("Error")
     }
-    assert name_of(path) == "errors" or inherited == set()
+    assert name_of(path) == "core.errors" or inherited == set()

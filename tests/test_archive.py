@@ -6,13 +6,22 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy import archive, archiving
-from proxy.archive import Archived, Piece, Pieces, Round, messages_of, pieces_of, round_of, text_of
-from proxy.archiving import Original, archived, readable, shortened
-from proxy.core.envelope import pack, unpack
-from proxy.core.keys import archive_key, archives_key, hash_tag, piece_key
-from proxy.core.message import Call, Message, Part
-from proxy.storage.records import Fields, Item, Line
+from compaction_proxy.core.message import Call, Message, Part
+from compaction_proxy.recall import archive, archiving
+from compaction_proxy.recall.archive import (
+    Archived,
+    Piece,
+    Pieces,
+    Round,
+    messages_of,
+    pieces_of,
+    round_of,
+    text_of,
+)
+from compaction_proxy.recall.archiving import Original, archived, readable, shortened
+from compaction_proxy.storage.envelope import pack, unpack
+from compaction_proxy.storage.keys import archive_key, archives_key, hash_tag, piece_key
+from compaction_proxy.storage.records import Fields, Item, Line
 
 ROOT = bytes(32)
 ROUND = Round("c_1", "chained", bytes(range(64)), 2, 5.5)

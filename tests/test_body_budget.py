@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from proxy import body_budget as module
-from proxy.body_budget import (
+from compaction_proxy.core.errors import Overloaded
+from compaction_proxy.gateway import body_budget as module
+from compaction_proxy.gateway.body_budget import (
     COST_FACTOR,
     GROWTH_BYTES,
     LEAST_BYTES,
@@ -16,7 +17,6 @@ from proxy.body_budget import (
     BodyBudget,
     default_budget,
 )
-from proxy.errors import Overloaded
 
 ROOM = 10 * SMALL_BYTES
 NEVER_S = 600

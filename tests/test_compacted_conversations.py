@@ -2,12 +2,12 @@ from typing import Any
 
 import pytest
 
-from proxy import compacted_conversations as module
-from proxy.adapters.memory_store import MemoryStore
-from proxy.compacted_conversations import CompactedConversations
-from proxy.core.keys import compacted_key
-from proxy.errors import StoreUnavailable
-from proxy.storage.records import Records
+from compaction_proxy.compaction import compacted_conversations as module
+from compaction_proxy.compaction.compacted_conversations import CompactedConversations
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.storage.keys import compacted_key
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Records
 
 HOUR_S, DAY_S = 3_600.0, 86_400.0
 TTL_S = 4 * DAY_S

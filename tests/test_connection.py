@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 import pytest
 import structlog
 
-from proxy.serving import Deadlines, served
-from proxy.serving.connection import DROPPED_BYTES, MAX_WAITING
-from proxy.serving.cycle import head_lines
-from proxy.serving.request_parser import FIELDS, FRAMING_BYTES, HEAD_BYTES
+from compaction_proxy.gateway.server import Deadlines, served
+from compaction_proxy.gateway.server.connection import DROPPED_BYTES, MAX_WAITING
+from compaction_proxy.gateway.server.cycle import head_lines
+from compaction_proxy.gateway.server.parser import FIELDS, FRAMING_BYTES, HEAD_BYTES
 
 GET = b"GET %b HTTP/1.1\r\nhost: a\r\n\r\n"
 LAST = b"GET /last HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"

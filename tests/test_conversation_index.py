@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.conversation_index import KEPT_HEADS, ConversationIndex
-from proxy.core.digest import message_digest, prefix_digests
-from proxy.core.message import Call, Message
-from proxy.storage.records import Records
+from compaction_proxy.compaction.conversation_index import KEPT_HEADS, ConversationIndex
+from compaction_proxy.core.digest import message_digest, prefix_digests
+from compaction_proxy.core.message import Call, Message
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Records
 
 
 def said(*texts: str) -> list[Message]:

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from proxy import counting
-from proxy.adapters.character_counter import CharacterCounter
-from proxy.adapters.tiktoken_counter import TiktokenCounter
-from proxy.core.sampling import SLICE_CHARACTERS
-from proxy.counting import AT_ONCE_CHARACTERS, LITTLE_CHARACTERS, Counting
-from proxy.ports import TokenCounter
+from compaction_proxy.providers import token_counting
+from compaction_proxy.providers.character_counter import CharacterCounter
+from compaction_proxy.providers.sampling import SLICE_CHARACTERS
+from compaction_proxy.providers.token_counting import AT_ONCE_CHARACTERS, LITTLE_CHARACTERS, Counting
+from compaction_proxy.providers.tokenizers import TiktokenCounter
+from compaction_proxy.providers.types import TokenCounter
 
 TEXT = "The proxy counts 1,234 tokens; 压缩代理 stays responsive.\n" * 20
 
@@ -194,7 +194,7 @@ async def test_known_models_are_remembered_within_bounds() -> None:
     for number in range(600):
         await made.count(["a"], f"m{number}")
     made.close()
-    assert len(made._known) <= counting._KNOWN_MODELS
+    assert len(made._known) <= token_counting._KNOWN_MODELS
 
 
 async def test_the_loop_goes_on_while_four_megabytes_are_counted(real: Counting) -> None:

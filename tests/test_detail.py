@@ -3,11 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.archive import Round
-from proxy.archiving import MAX_RECORD_CHARACTERS
-from proxy.core.envelope import pack, unpack
-from proxy.core.keys import archive_key, detail_key, hash_tag
-from proxy.detail import (
+from compaction_proxy.recall.archive import Round
+from compaction_proxy.recall.archiving import MAX_RECORD_CHARACTERS
+from compaction_proxy.recall.round_detail import (
     KEPT,
     MAX_PROMPT_CHARACTERS,
     MAX_PROMPTS,
@@ -19,6 +17,8 @@ from proxy.detail import (
     prompts_of,
     seen_of,
 )
+from compaction_proxy.storage.envelope import pack, unpack
+from compaction_proxy.storage.keys import archive_key, detail_key, hash_tag
 
 ROOT = bytes(32)
 ROUND = Round("c_1", "chained", bytes(range(64)), 2, 5.5)

@@ -11,17 +11,17 @@ from typing import NamedTuple
 import pytest
 from pydantic import BaseModel
 
-from proxy import logs
-from proxy.config.model import Config
-from proxy.config.strategies import StrategiesSection
-from proxy.core.policy import STRATEGIES
+from compaction_proxy.config.config import Config
+from compaction_proxy.config.strategies import StrategiesSection
+from compaction_proxy.core.strategies import STRATEGIES
+from compaction_proxy.support import log_events
 from tests.pages import cells, chapter, missing_tests, named_tests, page
 
 PAGE = page("strategies.md")
 SEEDS = ("000", "001", "002", "003", "004")
 NONE = "–"  # noqa: RUF001 - as the page writes it
 NOT_OURS = "not ours: "
-EVENTS = {value for value in vars(logs).values() if isinstance(value, str)}
+EVENTS = {value for value in vars(log_events).values() if isinstance(value, str)}
 ITEM = re.compile(r"\s*(?:[-*]|\d+\.)\s")
 
 

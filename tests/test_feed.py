@@ -7,11 +7,11 @@ from contextlib import aclosing
 
 import pytest
 
-from proxy import feed as module
-from proxy.adapters.memory_store import MemoryStore
-from proxy.core.event import COMPACTED, FAILED, MEASURED, Event
-from proxy.core.keys import feed_key
-from proxy.feed import COMPACTION, EXCHANGE, Item
+from compaction_proxy.core.event import COMPACTED, FAILED, MEASURED, Event
+from compaction_proxy.storage.keys import feed_key
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.telemetry import live_feed as module
+from compaction_proxy.telemetry.live_feed import COMPACTION, EXCHANGE, Item
 from tests.journals import Process
 
 

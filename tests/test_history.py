@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.adapters.sqlite_store import SqliteStore
-from proxy.core.checkpoint import Checkpoint
-from proxy.core.checkpoint_fields import to_fields
-from proxy.core.event import COMPACTED, FAILED, INSTALLED, MEASURED, Event
-from proxy.core.keys import checkpoint_keys, checkpoints_key, rounds_key
-from proxy.history import KEPT_EVENTS, History, Installed, round_line
-from proxy.ports import Store
-from proxy.storage.records import Records
+from compaction_proxy.core.checkpoint import Checkpoint
+from compaction_proxy.core.checkpoint_fields import to_fields
+from compaction_proxy.core.event import COMPACTED, FAILED, INSTALLED, MEASURED, Event
+from compaction_proxy.storage.keys import checkpoint_keys, checkpoints_key, rounds_key
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.sqlite.store import SqliteStore
+from compaction_proxy.storage.store import Store
+from compaction_proxy.telemetry.event_history import KEPT_EVENTS, History, Installed, round_line
 
 DAY_S = 86_400.0
 WHO = ("t_1", "c_1")

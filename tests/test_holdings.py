@@ -4,19 +4,19 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from proxy.adapters.full_text import SqliteFullText
-from proxy.adapters.memory_store import MemoryStore
-from proxy.archive import Round
-from proxy.archiving import Archive, Original, archived
-from proxy.core import envelope
-from proxy.core.keys import archived_key
-from proxy.core.message import Message
-from proxy.history import History
-from proxy.holdings import TENANT_EVERY_S, Bounds, Holdings
-from proxy.originals import Place
-from proxy.ports import Entry, Record, Store
-from proxy.recall import Recall
-from proxy.storage.records import Records
+from compaction_proxy.core.message import Message
+from compaction_proxy.recall.archive import Round
+from compaction_proxy.recall.archiving import Archive, Original, archived
+from compaction_proxy.recall.fulltext import SqliteFullText
+from compaction_proxy.recall.originals import Place
+from compaction_proxy.recall.retention import TENANT_EVERY_S, Bounds, Holdings
+from compaction_proxy.recall.search import Recall
+from compaction_proxy.storage import envelope
+from compaction_proxy.storage.keys import archived_key
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.store import Entry, Record, Store
+from compaction_proxy.telemetry.event_history import History
 
 DAY_S = 86_400.0
 NOW = 1_000.0

@@ -4,14 +4,14 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.archive import Round
-from proxy.archiving import Original, archived
-from proxy.core.message import Message
-from proxy.indexes import READ_AT_ONCE, Indexes
-from proxy.originals import ARCHIVES_AT_ONCE, Place
-from proxy.ports import Found, Passage
-from proxy.storage.records import Records
+from compaction_proxy.core.message import Message
+from compaction_proxy.recall.archive import Round
+from compaction_proxy.recall.archiving import Original, archived
+from compaction_proxy.recall.fulltext_types import Found, Passage
+from compaction_proxy.recall.index_cache import READ_AT_ONCE, Indexes
+from compaction_proxy.recall.originals import ARCHIVES_AT_ONCE, Place
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Records
 
 DAY_S = 86_400.0
 LIMIT_S = 60.0

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy import accounts as accounts_module
-from proxy import journal as module
-from proxy.accounts import Kept
-from proxy.adapters.memory_store import MemoryStore
-from proxy.adapters.redis_store import RedisStore
-from proxy.adapters.redis_url import parse
-from proxy.adapters.sqlite_store import SqliteStore
-from proxy.core.economics import Saving
-from proxy.core.entry import Entry
-from proxy.core.event import COMPACTED, FAILED, MEASURED, Event
-from proxy.core.exchange import Unread
-from proxy.core.keys import conversation_key, exchanges_key, scope_prefix
-from proxy.core.totals import Totals
-from proxy.ports import Store
+from compaction_proxy.core.cost.savings import Saving
+from compaction_proxy.core.event import COMPACTED, FAILED, MEASURED, Event
+from compaction_proxy.core.exchange import Unread
+from compaction_proxy.storage.keys import conversation_key, exchanges_key, scope_prefix
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.redis.store import RedisStore
+from compaction_proxy.storage.redis.url import parse
+from compaction_proxy.storage.sqlite.store import SqliteStore
+from compaction_proxy.storage.store import Store
+from compaction_proxy.telemetry import exchange_log as module
+from compaction_proxy.telemetry import usage as accounts_module
+from compaction_proxy.telemetry.entry import Entry
+from compaction_proxy.telemetry.totals import Totals
+from compaction_proxy.telemetry.usage import Kept
 from tests.journals import DAY_S, ORIGIN, TENANT, Process, exchange, noted
 from tests.redis_servers import RedisServer
 

@@ -5,17 +5,23 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from proxy import learning as module
-from proxy.adapters.memory_store import MemoryStore
-from proxy.core.calibration import Calibration
-from proxy.core.keys import model_key
-from proxy.core.learned import Learned, from_fields, merged, to_fields
-from proxy.core.truncation import Answered
-from proxy.errors import StoreUnavailable
-from proxy.learning import BELIEVED_S, INFERRED_S, KEPT_EVERY_S, LOOK_EVERY_S, Learning
-from proxy.ports import Store
-from proxy.storage.behind import AT_ONCE
-from proxy.storage.records import Records
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.providers import model_limits as module
+from compaction_proxy.providers.calibration import Calibration
+from compaction_proxy.providers.learned import Learned, from_fields, merged, to_fields
+from compaction_proxy.providers.model_limits import (
+    BELIEVED_S,
+    INFERRED_S,
+    KEPT_EVERY_S,
+    LOOK_EVERY_S,
+    Learning,
+)
+from compaction_proxy.providers.silent_truncation import Answered
+from compaction_proxy.storage.background import AT_ONCE
+from compaction_proxy.storage.keys import model_key
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.store import Store
 
 TENANT = "t"
 ORIGIN, MODEL = "https://up.test:443", "some-model"

@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import proxy
-from proxy.logs import CONTROL, escape, scrub
+import compaction_proxy
+from compaction_proxy.telemetry.logs import CONTROL, escape, scrub
 
 
 def logged(code: str, style: str = "json") -> list[str]:
     """Lines on stderr of a program that has set logging up."""
-    start = "import logging\nfrom proxy import log_events, logs\n"
-    start += f"logs.configure({style!r})\nlog = logs.logger('proxy.x')\n"
-    environ = {"PYTHONPATH": str(Path(proxy.__file__).parent.parent)}
+    start = "import logging\nfrom compaction_proxy.support import log_events\n"
+    start += "from compaction_proxy.telemetry import logs\n"
+    start += f"logs.configure({style!r})\nlog = logs.logger('compaction_proxy.x')\n"
+    environ = {"PYTHONPATH": str(Path(compaction_proxy.__file__).parent.parent)}
     done = subprocess.run(
         [sys.executable, "-c", start + code],
         env=environ,
@@ -45,7 +46,7 @@ logging.getLogger("uvicorn.error").info("Started")
 log.debug("hidden")
 """
     assert events(code) == [
-        {"event": "compaction.finished", "level": "info", "logger": "proxy.x", "tokens_before": 9},
+        {"event": "compaction.finished", "level": "info", "logger": "compaction_proxy.x", "tokens_before": 9},
         {"event": "task 7 lost", "level": "error", "logger": "asyncio"},
     ]
 

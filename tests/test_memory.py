@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.archive import Archived, Round
-from proxy.core.recalled import ABSENT, LINES_WANTED, NOTHING
-from proxy.memory import AWAY, MAX_QUERY_CHARACTERS, WANTED, Asker, Memory
-from proxy.recall import Hit, Recall, Recalled
+from compaction_proxy.core.search_tool import ABSENT, LINES_WANTED, NOTHING
+from compaction_proxy.recall.archive import Archived, Round
+from compaction_proxy.recall.search import Hit, Recall, Recalled
+from compaction_proxy.recall.tool import AWAY, MAX_QUERY_CHARACTERS, WANTED, Asker, Memory
 
 OURS = Asker("t", "c_1")
 MADE = Round(conversation="c_1", strategy="anchored", place=b"p", number=1, at=0.0)

@@ -5,13 +5,13 @@ from typing import cast
 
 import pytest
 
-from proxy.core.event import COMPACTED, Event
-from proxy.core.totals import Totals
-from proxy.errors import RequestRefused, StoreUnavailable
-from proxy.own_conversations import AWAY, LISTED, NONE_YET, NOT_FOUND, OwnConversations
-from proxy.owners import Owners, Seen
-from proxy.steering import Overview, Steering
-from proxy.wishes import NONE, Wishes
+from compaction_proxy.compaction.commands import Overview, Steering
+from compaction_proxy.compaction.directives import NONE, Wishes
+from compaction_proxy.core.errors import RequestRefused, StoreUnavailable
+from compaction_proxy.core.event import COMPACTED, Event
+from compaction_proxy.gateway.mcp.own_conversations import AWAY, LISTED, NONE_YET, NOT_FOUND, OwnConversations
+from compaction_proxy.telemetry.conversation_registry import Owners, Seen
+from compaction_proxy.telemetry.totals import Totals
 
 NOW = 1_000_000.0
 IDLE = Overview(Totals(), (), frozenset(), NONE)

@@ -1,13 +1,19 @@
 import asyncio
 from collections.abc import Sequence
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.core.envelope import pack
-from proxy.core.keys import conversation_key, recent_key, scope_prefix, tenant_key, tenant_prefix
-from proxy.errors import StoreUnavailable
-from proxy.owners import Owners, Seen
-from proxy.ports import Record
-from proxy.storage.records import Records
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.storage.envelope import pack
+from compaction_proxy.storage.keys import (
+    conversation_key,
+    recent_key,
+    scope_prefix,
+    tenant_key,
+    tenant_prefix,
+)
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.store import Record
+from compaction_proxy.telemetry.conversation_registry import Owners, Seen
 
 DAY_S = 86_400.0
 

@@ -7,9 +7,9 @@ from itertools import count
 
 import pytest
 
-from proxy.config.model import Config
-from proxy.core.price import Price, Tier
-from proxy.pricing import AT_ONCE, FAILED_S, HELD_S, MAX_ASKED, Name, Pricing
+from compaction_proxy.config.config import Config
+from compaction_proxy.core.cost.price import Price, Tier
+from compaction_proxy.providers.pricing import AT_ONCE, FAILED_S, HELD_S, MAX_ASKED, Name, Pricing
 
 ORIGIN = "https://api.example.com:443"
 M, N = ("m", ORIGIN), ("n", ORIGIN)

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from proxy import lots
-from proxy import reading as reading_module
-from proxy.core.digest import prefix_digests
-from proxy.counting import Counting
-from proxy.dialects.body import read
-from proxy.dialects.chat.wire import CHAT
-from proxy.dialects.reader import KEY_BYTES, Reader
-from proxy.reading import HOLDING_BYTES, Gauge, Reading
+from compaction_proxy.compaction import lots
+from compaction_proxy.compaction import message_reader as reading_module
+from compaction_proxy.compaction.message_reader import HOLDING_BYTES, Gauge, Reading
+from compaction_proxy.core.digest import prefix_digests
+from compaction_proxy.providers.token_counting import Counting
+from compaction_proxy.wires.body import read
+from compaction_proxy.wires.chat.wire import CHAT
+from compaction_proxy.wires.incremental_reader import KEY_BYTES, Reader
 
 GAUGE = Gauge("gpt-x", "tiktoken", CHAT)
 

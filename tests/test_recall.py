@@ -7,19 +7,19 @@ from typing import Any, cast
 
 import pytest
 
-from proxy.adapters.full_text import SqliteFullText
-from proxy.adapters.memory_store import MemoryStore
-from proxy.archive import Archived, Round
-from proxy.archiving import Original, archived
-from proxy.core.keys import archive_key, scope_prefix, tenant_prefix
-from proxy.core.message import Message
-from proxy.history import History
-from proxy.holdings import Bounds, Holdings
-from proxy.indexes import Indexes
-from proxy.originals import Place
-from proxy.ports import Store
-from proxy.recall import SNIPPET_CHARACTERS, Hit, Recall, Recalled, _snippet
-from proxy.storage.records import Records
+from compaction_proxy.core.message import Message
+from compaction_proxy.recall.archive import Archived, Round
+from compaction_proxy.recall.archiving import Original, archived
+from compaction_proxy.recall.fulltext import SqliteFullText
+from compaction_proxy.recall.index_cache import Indexes
+from compaction_proxy.recall.originals import Place
+from compaction_proxy.recall.retention import Bounds, Holdings
+from compaction_proxy.recall.search import SNIPPET_CHARACTERS, Hit, Recall, Recalled, _snippet
+from compaction_proxy.storage.keys import archive_key, scope_prefix, tenant_prefix
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.store import Store
+from compaction_proxy.telemetry.event_history import History
 
 DAY_S = 86_400.0
 WHO = ("t_1", "c_1")

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from proxy.compaction.fitting import Ask, Fit, Mode
-from proxy.core.recalled import DATA
-from proxy.dialects.dialect import Usage
-from proxy.recall import Hit
-from proxy.reminding import DEADLINE_S, HEADING, Reminder, query_of
+from compaction_proxy.compaction.auto_recall import DEADLINE_S, HEADING, Reminder, query_of
+from compaction_proxy.compaction.types import Ask, Fit, Mode
+from compaction_proxy.core.search_tool import DATA
+from compaction_proxy.recall.search import Hit
+from compaction_proxy.wires.wire import Usage
 from tests.compaction.bench import COUNTER, Bench, JsonObject, bench, called, forwarded, prefix, talk, user
 
 QUESTION = user("Which port does the ledger listen on?")

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import ConfigError, ProxyError
-from proxy.serving import PORT_IS_SPREAD, base_url, listen, served
+from compaction_proxy.core.errors import ConfigError, ProxyError
+from compaction_proxy.gateway.server import PORT_IS_SPREAD, base_url, listen, served
 
 
 async def lifespan(receive: Any, send: Any, log: list[str]) -> None:

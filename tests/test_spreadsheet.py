@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.spreadsheet import line
+from compaction_proxy.admin.api.spreadsheet import line
 
 
 @pytest.mark.parametrize(

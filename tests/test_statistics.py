@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy import statistics as module
-from proxy.adapters.memory_store import MemoryStore
-from proxy.core.economics import Saving
-from proxy.core.entry import Entry
-from proxy.core.event import COMPACTED, FAILED, MEASURED, OVER_LIMIT, PINNED, Event
-from proxy.core.keys import hours_key, key_name, writers_key
-from proxy.core.statistics import Counters, from_fields, to_fields
-from proxy.core.upstream_failure import UpstreamFailure, parse_failures
-from proxy.errors import StoreUnavailable
-from proxy.statistics import Row, Statistics
-from proxy.storage.records import Records
+from compaction_proxy.core.cost.savings import Saving
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.core.event import COMPACTED, FAILED, MEASURED, OVER_LIMIT, PINNED, Event
+from compaction_proxy.core.upstream_failure import UpstreamFailure, parse_failures
+from compaction_proxy.storage.keys import hours_key, key_name, writers_key
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Records
+from compaction_proxy.telemetry import statistics as module
+from compaction_proxy.telemetry.counters import Counters, from_fields, to_fields
+from compaction_proxy.telemetry.entry import Entry
+from compaction_proxy.telemetry.statistics import Row, Statistics
 from tests.journals import DAY_S, MONTH_S, Process, exchange, ignored
 
 HOUR_S = 3_600.0

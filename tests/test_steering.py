@@ -1,16 +1,16 @@
 """What people do with a conversation is noted in its history, and told to whoever listens."""
 
-from proxy.adapters.full_text import SqliteFullText
-from proxy.adapters.memory_store import MemoryStore
-from proxy.compacted_conversations import CompactedConversations
-from proxy.core.event import BYPASSED, MARKED, PINNED, RESUMED, UNPINNED, Event
-from proxy.history import History
-from proxy.holdings import Bounds, Holdings
-from proxy.owners import Owners
-from proxy.recall import Recall
-from proxy.steering import Steering
-from proxy.storage.records import Records
-from proxy.wishes import Wishing, pin_id
+from compaction_proxy.compaction.commands import Steering
+from compaction_proxy.compaction.compacted_conversations import CompactedConversations
+from compaction_proxy.compaction.directives import Wishing, pin_id
+from compaction_proxy.core.event import BYPASSED, MARKED, PINNED, RESUMED, UNPINNED, Event
+from compaction_proxy.recall.fulltext import SqliteFullText
+from compaction_proxy.recall.retention import Bounds, Holdings
+from compaction_proxy.recall.search import Recall
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Records
+from compaction_proxy.telemetry.conversation_registry import Owners
+from compaction_proxy.telemetry.event_history import History
 
 DAY_S = 86_400.0
 NAME = "c_1"

@@ -5,12 +5,12 @@ import asyncio
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from proxy import installation
-from proxy.config.model import Config
-from proxy.core.exchange import Exchange
-from proxy.errors import ConfigError
-from proxy.installation import COLLECTORS, opened_tracer
-from proxy.serving import served
+from compaction_proxy import installation
+from compaction_proxy.config.config import Config
+from compaction_proxy.core.errors import ConfigError
+from compaction_proxy.core.exchange import Exchange
+from compaction_proxy.gateway.server import served
+from compaction_proxy.installation import COLLECTORS, opened_tracer
 
 NAMED = {"observability": {"otlp_endpoint": "http://127.0.0.1:9/"}}
 

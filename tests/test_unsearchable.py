@@ -3,21 +3,21 @@
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.adapters import full_text
-from proxy.adapters.full_text import MISSING, SqliteFullText
-from proxy.adapters.memory_store import MemoryStore
-from proxy.archive import Archived, Round
-from proxy.archiving import Original, archived
-from proxy.cli.diagnosis import machine
-from proxy.core.message import Message
-from proxy.errors import SearchUnavailable
-from proxy.history import History
-from proxy.holdings import Bounds, Holdings
-from proxy.installation import opened_full_text
-from proxy.memory import UNSEARCHABLE, Asker, Memory
-from proxy.originals import Recalled
-from proxy.recall import Recall
-from proxy.storage.records import Records
+from compaction_proxy.cli.doctor import host
+from compaction_proxy.core.errors import SearchUnavailable
+from compaction_proxy.core.message import Message
+from compaction_proxy.installation import opened_full_text
+from compaction_proxy.recall import fulltext
+from compaction_proxy.recall.archive import Archived, Round
+from compaction_proxy.recall.archiving import Original, archived
+from compaction_proxy.recall.fulltext import MISSING, SqliteFullText
+from compaction_proxy.recall.originals import Recalled
+from compaction_proxy.recall.retention import Bounds, Holdings
+from compaction_proxy.recall.search import Recall
+from compaction_proxy.recall.tool import UNSEARCHABLE, Asker, Memory
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Records
+from compaction_proxy.telemetry.event_history import History
 
 DAY_S = 86_400.0
 ROOT = bytes(32)
@@ -31,8 +31,8 @@ def ignored(_: object) -> None:
 @pytest.fixture(autouse=True)
 def without_fts5(monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite knows no module of the name that is asked for."""
-    lists = full_text._LISTS.replace("fts5(", "fts5_that_is_not_there(")
-    monkeypatch.setattr(full_text, "_LISTS", lists)
+    lists = fulltext._LISTS.replace("fts5(", "fts5_that_is_not_there(")
+    monkeypatch.setattr(fulltext, "_LISTS", lists)
 
 
 async def removed() -> Recall:
@@ -62,5 +62,5 @@ def test_it_is_told_in_one_line_at_the_start_and_by_the_doctor() -> None:
     with capture_logs() as lines:
         opened_full_text()
     assert lines == [{"event": "search.unavailable", "log_level": "warning", "reason": MISSING}]
-    finding = machine.search()
+    finding = host.search()
     assert (finding.level, finding.topic, finding.what) == ("warning", "search", MISSING.rstrip("."))

@@ -5,11 +5,21 @@ from collections.abc import Sequence
 
 import pytest
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.core.keys import wishes_key
-from proxy.ports import Store
-from proxy.storage.records import Records
-from proxy.wishes import AGING_S, FRESH_S, MAX_PINS, MAX_UNDONE, NONE, Wishes, Wishing, pin_id, valid_pin
+from compaction_proxy.compaction.directives import (
+    AGING_S,
+    FRESH_S,
+    MAX_PINS,
+    MAX_UNDONE,
+    NONE,
+    Wishes,
+    Wishing,
+    pin_id,
+    valid_pin,
+)
+from compaction_proxy.storage.keys import wishes_key
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.store import Store
 
 DAY_S = 86_400.0
 WHO = ("t_1", "c_1")

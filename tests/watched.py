@@ -3,24 +3,24 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from proxy.accounts import Accounts
-from proxy.adapters.full_text import SqliteFullText
-from proxy.compacted_conversations import CompactedConversations
-from proxy.config.model import Config
-from proxy.core.price import Price, Tier
-from proxy.detail import Details
-from proxy.feed import Feed
-from proxy.history import History
-from proxy.holdings import Bounds, Holdings
-from proxy.journal import Journal
-from proxy.owners import Owners
-from proxy.ports import Store
-from proxy.recall import Recall
-from proxy.statistics import Statistics
-from proxy.steering import Steering
-from proxy.storage.records import Records
-from proxy.watching import Watching
-from proxy.wishes import Wishing
+from compaction_proxy.admin.queries import Watching
+from compaction_proxy.compaction.commands import Steering
+from compaction_proxy.compaction.compacted_conversations import CompactedConversations
+from compaction_proxy.compaction.directives import Wishing
+from compaction_proxy.config.config import Config
+from compaction_proxy.core.cost.price import Price, Tier
+from compaction_proxy.recall.fulltext import SqliteFullText
+from compaction_proxy.recall.retention import Bounds, Holdings
+from compaction_proxy.recall.round_detail import Details
+from compaction_proxy.recall.search import Recall
+from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.store import Store
+from compaction_proxy.telemetry.conversation_registry import Owners
+from compaction_proxy.telemetry.event_history import History
+from compaction_proxy.telemetry.exchange_log import Journal
+from compaction_proxy.telemetry.live_feed import Feed
+from compaction_proxy.telemetry.statistics import Statistics
+from compaction_proxy.telemetry.usage import Accounts
 
 ORIGIN = "https://api.example:443"
 PRICE = Price((Tier(0, 2.0, 0.5, 2.0, 8.0), Tier(200_000, 4.0, 1.0, 4.0, 16.0)), "a table 1", "2026-11-01")

@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from proxy.adapters.aiohttp_engine import AiohttpEngine
-from proxy.adapters.discovery import MAX_BODY_BYTES, HttpDiscovery
-from proxy.adapters.engine_transport import EngineTransport
-from proxy.serving import served
+from compaction_proxy.gateway.client.aiohttp_engine import AiohttpEngine
+from compaction_proxy.gateway.client.httpx_transport import EngineTransport
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.discovery import MAX_BODY_BYTES, HttpDiscovery
 
 MODEL = "org/model"
 KEY = {"authorization": "Bearer sk-client"}

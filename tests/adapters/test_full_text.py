@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.adapters.full_text import ROW_CHARACTERS, SqliteFullText
-from proxy.ports import Found, FullText, Passage, TextIndex
+from compaction_proxy.recall.fulltext import ROW_CHARACTERS, SqliteFullText
+from compaction_proxy.recall.fulltext_types import Found, FullText, Passage, TextIndex
 
 FULL_TEXT: FullText = SqliteFullText()
 TALK = (

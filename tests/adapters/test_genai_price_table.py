@@ -4,8 +4,8 @@ from importlib.metadata import version
 
 import pytest
 
-from proxy.adapters.genai_price_table import price
-from proxy.core.price import Price
+from compaction_proxy.core.cost.price import Price
+from compaction_proxy.providers.price_table import price
 
 OPENAI = "https://api.openai.com:443"
 ELSEWHERE = "http://127.0.0.1:4000"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.adapters.memory_limit import read_memory_limits
+from compaction_proxy.support.memory_limit import read_memory_limits
 
 MIB = 1024 * 1024
 

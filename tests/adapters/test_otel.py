@@ -12,11 +12,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from proxy.adapters.otel import OtelTracer
-from proxy.adapters.otel_names import provider_of
-from proxy.core.event import COMPACTED, FAILED, UNDONE, Event
-from proxy.core.exchange import Exchange
-from proxy.tracing import Trace, Tracer
+from compaction_proxy.core.event import COMPACTED, FAILED, UNDONE, Event
+from compaction_proxy.core.exchange import Exchange
+from compaction_proxy.telemetry.otel import OtelTracer
+from compaction_proxy.telemetry.otel_names import provider_of
+from compaction_proxy.telemetry.tracing import Trace, Tracer
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 FIELDS = [
@@ -186,7 +186,7 @@ def test_a_field_that_names_no_trace_begins_a_new_one(field: bytes) -> None:
 
 ENDING = """
 import asyncio, sys
-from proxy.adapters.otel import OtelTracer, exporting
+from compaction_proxy.telemetry.otel import OtelTracer, exporting
 
 async def main():
     tracer = OtelTracer("https://api.openai.com/v1", "1.0", exporting(sys.argv[1]))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.adapters.price_process import PriceProcess
-from proxy.core.price import Price, Tier
+from compaction_proxy.core.cost.price import Price, Tier
+from compaction_proxy.providers.price_process import PriceProcess
 
 OPENAI = "https://api.openai.com:443"
 AT = 1_795_000_000.0  # 2026-11-18
@@ -34,10 +34,12 @@ def test_every_name_has_its_answer_in_order(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_server_does_not_import_the_table() -> None:
-    listing = "import sys, proxy.app, proxy.cli; print(*sys.modules)"
+    listing = "import sys, compaction_proxy.app, compaction_proxy.cli.main; print(*sys.modules)"
     told = subprocess.run([sys.executable, "-c", listing], stdout=subprocess.PIPE, check=True, text=True)
 
-    assert {"proxy.pricing", "genai_prices"} & set(told.stdout.split()) == {"proxy.pricing"}
+    assert {"compaction_proxy.providers.pricing", "genai_prices"} & set(told.stdout.split()) == {
+        "compaction_proxy.providers.pricing"
+    }
 
 
 def test_fields_become_a_price_again() -> None:

@@ -12,14 +12,14 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics_of
 from prometheus_client.parser import text_string_to_metric_families as metrics_of
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.adapters.prometheus import ACTIVE_S, MAX_NAMES, Metrics, Names, _observe_all
-from proxy.adapters.prometheus_families import COUNTERS, GAUGES, HISTOGRAMS
-from proxy.core.economics import Saving
-from proxy.core.entry import Entry
-from proxy.core.event import COMPACTED, FAILED, FAILED_OPEN, MEASURED, Event
-from proxy.core.exchange import Exchange
-from proxy.storage.timed import Timed
+from compaction_proxy.core.cost.savings import Saving
+from compaction_proxy.core.event import COMPACTED, FAILED, FAILED_OPEN, MEASURED, Event
+from compaction_proxy.core.exchange import Exchange
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.timed import Timed
+from compaction_proxy.telemetry.entry import Entry
+from compaction_proxy.telemetry.metric_families import COUNTERS, GAUGES, HISTOGRAMS
+from compaction_proxy.telemetry.metrics import ACTIVE_S, MAX_NAMES, Metrics, Names, _observe_all
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = {*COUNTERS, *HISTOGRAMS, *GAUGES}

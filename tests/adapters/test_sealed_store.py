@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.adapters.sealed_store import SealedStore, parsed_key
-from proxy.core.envelope import pack, unpack
-from proxy.errors import ConfigError
-from proxy.ports import Entry, Record
+from compaction_proxy.core.errors import ConfigError
+from compaction_proxy.storage.encrypted import SealedStore, parsed_key
+from compaction_proxy.storage.envelope import pack, unpack
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.store import Entry, Record
 
 OLD, NEW = bytes(range(32)), bytes(range(32, 64))
 KEY = "v1:{t.r}:checkpoint:chained:00"

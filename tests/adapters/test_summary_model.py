@@ -10,11 +10,11 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from proxy.adapters.aiohttp_engine import AiohttpEngine
-from proxy.adapters.engine_transport import EngineTransport
-from proxy.adapters.summary_model import MAX_ANSWER_BYTES, MAX_MODELS, HttpSummaryModel
-from proxy.core.summary_call import SummaryAnswer, SummaryCall
-from proxy.errors import SummaryFailed
+from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
+from compaction_proxy.gateway.client.aiohttp_engine import AiohttpEngine
+from compaction_proxy.gateway.client.httpx_transport import EngineTransport
+from compaction_proxy.providers.summary_transport import MAX_ANSWER_BYTES, MAX_MODELS, HttpSummaryModel
 
 SAID = {"choices": [{"message": {"content": "Done."}, "finish_reason": "stop"}]}
 SAID_BYTES = json.dumps(SAID).encode()

@@ -18,9 +18,10 @@ import tiktoken_ext.openai_public as reference  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.adapters import tiktoken_counter
-from proxy.adapters.character_counter import CharacterCounter
-from proxy.adapters.tiktoken_counter import (
+from compaction_proxy.providers import tokenizers
+from compaction_proxy.providers.character_counter import CharacterCounter
+from compaction_proxy.providers.sampling import sample
+from compaction_proxy.providers.tokenizers import (
     CL100K,
     DATA,
     O200K,
@@ -29,7 +30,6 @@ from proxy.adapters.tiktoken_counter import (
     repaired,
     vocabulary_of,
 )
-from proxy.core.sampling import sample
 
 CORPUS = {
     "empty": "",
@@ -89,7 +89,7 @@ MODELS = {"o200k_base": "gpt-5", "cl100k_base": "gpt-4"}
 
 
 @pytest.mark.parametrize("vocabulary", [O200K, CL100K], ids=lambda vocabulary: vocabulary.name)
-def test_our_constants_are_those_of_tiktoken(vocabulary: tiktoken_counter.Vocabulary) -> None:
+def test_our_constants_are_those_of_tiktoken(vocabulary: tokenizers.Vocabulary) -> None:
     hashes = []
 
     def note(url: str, expected_hash: str) -> dict[bytes, int]:
@@ -108,7 +108,7 @@ def test_counts_equal_those_of_tiktoken(counter: TiktokenCounter, encoding: tikt
 
 
 def test_together_texts_count_as_they_do_alone(counter: TiktokenCounter, encoding: tiktoken.Encoding) -> None:
-    between = tiktoken_counter._BETWEEN
+    between = tokenizers._BETWEEN
     odd = ["\ud800", between[0], between[:2], between[1:], "", "  ", "x ", " x"]
     texts = [*CORPUS.values(), *odd]
     model = MODELS[encoding.name]
@@ -152,7 +152,7 @@ def test_slicing_costs_at_most_two_tokens_a_cut(
         ("", O200K),
     ],
 )
-def test_a_model_is_counted_with_its_vocabulary(model: str, vocabulary: tiktoken_counter.Vocabulary) -> None:
+def test_a_model_is_counted_with_its_vocabulary(model: str, vocabulary: tokenizers.Vocabulary) -> None:
     assert vocabulary_of(model) is vocabulary
 
 
@@ -189,7 +189,7 @@ def test_a_panic_of_the_tokenizer_gives_an_estimate_and_is_said_once() -> None:
     said: list[str] = []
     counter = TiktokenCounter(said.append)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiktoken_counter, "load", lambda *_: _Broken())
+        patch.setattr(tokenizers, "load", lambda *_: _Broken())
         assert [counter.count("größer", "gpt-5"), counter.count("ab" * 60_000, "gpt-5")] == [3, 40_001]
         assert counter.count_each(["größer", "a"], "gpt-5") == [3, 1]
     assert said == ["text was estimated, not counted: _Panic"]
@@ -223,13 +223,13 @@ def test_an_unusable_vocabulary_gives_estimates_and_is_said_once(
 
 def test_concurrent_first_counts_load_once(monkeypatch: pytest.MonkeyPatch) -> None:
     loads: list[str] = []
-    real = tiktoken_counter.load
+    real = tokenizers.load
 
-    def load(vocabulary: tiktoken_counter.Vocabulary, data: Any) -> tiktoken.Encoding:
+    def load(vocabulary: tokenizers.Vocabulary, data: Any) -> tiktoken.Encoding:
         loads.append(vocabulary.name)
         return real(vocabulary, data)
 
-    monkeypatch.setattr(tiktoken_counter, "load", load)
+    monkeypatch.setattr(tokenizers, "load", load)
     counter = TiktokenCounter(silent)
     counts: list[int] = []
     threads = [threading.Thread(target=lambda: counts.append(counter.count("hello", "o1"))) for _ in range(8)]
@@ -243,13 +243,13 @@ def test_concurrent_first_counts_load_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_warming_loads_what_the_first_count_would(monkeypatch: pytest.MonkeyPatch) -> None:
     counter = TiktokenCounter(silent)
     counter.warm()
-    monkeypatch.setattr(tiktoken_counter, "load", lambda *_: pytest.fail("loaded again"))
+    monkeypatch.setattr(tokenizers, "load", lambda *_: pytest.fail("loaded again"))
     assert counter.count("hello", "gpt-5") == 1
 
 
 def test_a_vocabulary_is_not_held_twice() -> None:
     tracemalloc.start()
-    encoding = tiktoken_counter.load.__wrapped__(CL100K, DATA)
+    encoding = tokenizers.load.__wrapped__(CL100K, DATA)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert encoding.encode_ordinary("hello world") == [15339, 1917]
@@ -262,14 +262,14 @@ def refuse(event, arguments):
     if event.startswith("socket."):
         raise AssertionError(event)
 sys.addaudithook(refuse)
-from proxy.adapters.tiktoken_counter import TiktokenCounter
+from compaction_proxy.providers.tokenizers import TiktokenCounter
 counter = TiktokenCounter(print)
 print(counter.count("hello world", "gpt-5"), counter.count("hello world", "gpt-4"))
 """
 
 
 def test_it_counts_without_network_home_or_environment() -> None:
-    source = Path(tiktoken_counter.__file__).parents[2]
+    source = Path(tokenizers.__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", OFFLINE], env={}, cwd=source, capture_output=True, text=True, check=True
     )
@@ -281,7 +281,7 @@ def test_text_beyond_the_budget_is_extrapolated(
 ) -> None:
     text = CORPUS["english"] * 30_000
     exact = counter.count(text, "gpt-5")
-    encoding = tiktoken_counter.load(O200K, DATA)
+    encoding = tokenizers.load(O200K, DATA)
     seen: list[int] = []
 
     class Watching:
@@ -289,8 +289,8 @@ def test_text_beyond_the_budget_is_extrapolated(
             seen.append(len(text))
             return encoding.encode_ordinary(text)
 
-    monkeypatch.setattr(tiktoken_counter, "load", lambda *_: Watching())
-    monkeypatch.setattr(tiktoken_counter, "sample", partial(sample, budget=512 * 1024))
+    monkeypatch.setattr(tokenizers, "load", lambda *_: Watching())
+    monkeypatch.setattr(tokenizers, "sample", partial(sample, budget=512 * 1024))
     extrapolated = TiktokenCounter(silent).count(text, "gpt-5")
     assert 0 < sum(seen) <= 512 * 1024 < len(text)
     assert extrapolated == pytest.approx(exact, rel=0.01)

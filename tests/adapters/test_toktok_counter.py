@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from proxy.adapters import tiktoken_counter, toktok_counter
-from proxy.adapters.tiktoken_counter import DATA, O200K, TiktokenCounter, load
-from proxy.adapters.toktok_counter import GOLDEN, ToktokCounter, golden
-from proxy.core.sampling import SLICE_CHARACTERS
+from compaction_proxy.providers import tokenizers, tokenizers_fast
+from compaction_proxy.providers.sampling import SLICE_CHARACTERS
+from compaction_proxy.providers.tokenizers import DATA, O200K, TiktokenCounter, load
+from compaction_proxy.providers.tokenizers_fast import GOLDEN, ToktokCounter, golden
 
 pytest.importorskip("toktok", reason="needs the extra `fast`")
 
@@ -45,7 +45,7 @@ def test_the_stored_counts_are_tiktokens() -> None:
 
 
 def test_it_is_adopted_without_loading_tiktokens_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiktoken_counter, "load", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(tokenizers, "load", lambda *_: pytest.fail("loaded"))
     counter = adopted()
     assert counter.chosen == "toktok-rs 0.3.0"
     assert counter.count("hello world", "gpt-5") == 2
@@ -108,7 +108,7 @@ class _Tokenizer:
 
     def __init__(self, failing: BaseException | None = None) -> None:
         self.failing = failing
-        self._tokenizer = toktok_counter.load()
+        self._tokenizer = tokenizers_fast.load()
 
     def count(self, text: str) -> int:
         if self.failing and "!" in text:
@@ -136,7 +136,7 @@ def test_a_package_that_cannot_be_used_leaves_it_to_tiktoken(
     def fail(name: str) -> Any:
         raise error
 
-    monkeypatch.setattr(toktok_counter, "import_module", fail)
+    monkeypatch.setattr(tokenizers_fast, "import_module", fail)
     counter = adopted()
     assert counter.chosen == f"tiktoken; toktok-rs {why}"
     assert counter.count("hello world", "gpt-5") == 2
@@ -144,13 +144,13 @@ def test_a_package_that_cannot_be_used_leaves_it_to_tiktoken(
 
 def test_a_self_test_that_panics_leaves_it_to_tiktoken(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = _Tokenizer(_Panic())
-    monkeypatch.setattr(toktok_counter, "load", lambda: tokenizer)
+    monkeypatch.setattr(tokenizers_fast, "load", lambda: tokenizer)
     assert adopted().chosen == "tiktoken; toktok-rs fails: _Panic"
 
 
 def test_a_text_it_fails_on_later_is_estimated_alone_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, said = _Tokenizer(), list[str]()
-    monkeypatch.setattr(toktok_counter, "load", lambda: tokenizer)
+    monkeypatch.setattr(tokenizers_fast, "load", lambda: tokenizer)
     counter = adopted(report=said.append)
     tokenizer.failing = _Panic("the text")
     assert counter.count_each(["hello world", "größer!", "hello"], "gpt-5") == [2, 3, 1]

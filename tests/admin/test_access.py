@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from proxy.admin.access import Access, Guard, refusal
+from compaction_proxy.admin.auth import Access, Guard, refusal
 
 OPEN = Access("127.0.0.1", "")
 KEYED = Access("0.0.0.0", "secret")  # not bound, only compared

@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from proxy.admin.bodies import MAX_BODY_BYTES
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.serving import served
+from compaction_proxy.admin.bodies import MAX_BODY_BYTES
+from compaction_proxy.app import create_app
+from compaction_proxy.config.config import Config
+from compaction_proxy.gateway.server import served
 
 DECLARED_BYTES = 300_000_000
 LIMIT_S = 60.0

@@ -8,22 +8,22 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.accounts import Accounts
-from proxy.adapters import full_text
-from proxy.adapters.memory_store import MemoryStore
-from proxy.admin.access import Access
-from proxy.admin.api import Api
-from proxy.admin.app import Readiness, create_admin
-from proxy.archive import Round
-from proxy.archiving import Original, archived
-from proxy.core.entry import Entry
-from proxy.core.event import COMPACTED, Event
-from proxy.core.exchange import Exchange
-from proxy.core.keys import checkpoints_key
-from proxy.core.message import Call, Message
-from proxy.history import round_line
-from proxy.storage.records import Line
-from proxy.wishes import MAX_PINS, Wishes, pin_id
+from compaction_proxy.admin.api.routing import Api
+from compaction_proxy.admin.app import Readiness, create_admin
+from compaction_proxy.admin.auth import Access
+from compaction_proxy.compaction.directives import MAX_PINS, Wishes, pin_id
+from compaction_proxy.core.event import COMPACTED, Event
+from compaction_proxy.core.exchange import Exchange
+from compaction_proxy.core.message import Call, Message
+from compaction_proxy.recall import fulltext
+from compaction_proxy.recall.archive import Round
+from compaction_proxy.recall.archiving import Original, archived
+from compaction_proxy.storage.keys import checkpoints_key
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Line
+from compaction_proxy.telemetry.entry import Entry
+from compaction_proxy.telemetry.event_history import round_line
+from compaction_proxy.telemetry.usage import Accounts
 from tests.watched import Watched
 
 DAY_S = 86_400.0
@@ -247,7 +247,7 @@ async def test_there_is_room_for_so_many_pins() -> None:
 
 
 async def test_where_sqlite_cannot_search_that_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(full_text, "is_there", lambda: False)
+    monkeypatch.setattr(fulltext, "is_there", lambda: False)
     async with two_rounds() as (_, client):
         assert error_of(await client.get(f"{PATH}/search", params={"q": "port"})) == (
             501,

@@ -10,18 +10,18 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from proxy.accounts import Kept
-from proxy.adapters.memory_store import MemoryStore
-from proxy.admin import figures
-from proxy.admin.access import Access
-from proxy.admin.api import Api, Settings
-from proxy.admin.app import Readiness, create_admin
-from proxy.config.model import Config
-from proxy.config.sections import ServerSection
-from proxy.core.economics import Saving
-from proxy.core.event import COMPACTED, FAILED, Event
-from proxy.core.exchange import Exchange
-from proxy.history import round_line
+from compaction_proxy.admin.api import figures
+from compaction_proxy.admin.api.routing import Api, Settings
+from compaction_proxy.admin.app import Readiness, create_admin
+from compaction_proxy.admin.auth import Access
+from compaction_proxy.config.config import Config
+from compaction_proxy.config.sections import ServerSection
+from compaction_proxy.core.cost.savings import Saving
+from compaction_proxy.core.event import COMPACTED, FAILED, Event
+from compaction_proxy.core.exchange import Exchange
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.telemetry.event_history import round_line
+from compaction_proxy.telemetry.usage import Kept
 from tests.watched import ORIGIN, Watched
 
 NOW, DAY_S = 1_800_000_000.0, 86_400.0

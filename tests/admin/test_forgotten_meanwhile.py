@@ -10,12 +10,12 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from proxy.adapters.character_counter import CharacterCounter
-from proxy.adapters.memory_store import MemoryStore
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.demo.provider import Settings, create_provider
-from proxy.serving import served
+from compaction_proxy.app import create_app
+from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.config.config import Config
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.character_counter import CharacterCounter
+from compaction_proxy.storage.memory import MemoryStore
 
 FILLER = "and then we looked at the ledger once more, line by line. " * 4
 LONG, LONGER = 61, 101

@@ -8,11 +8,11 @@ from typing import Any
 
 import httpx
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.admin.access import Access
-from proxy.admin.api import PATH, Api
-from proxy.admin.app import Readiness, create_admin
-from proxy.core.event import COMPACTED, Event, to_fields
+from compaction_proxy.admin.api.routing import PATH, Api
+from compaction_proxy.admin.app import Readiness, create_admin
+from compaction_proxy.admin.auth import Access
+from compaction_proxy.core.event import COMPACTED, Event, to_fields
+from compaction_proxy.storage.memory import MemoryStore
 from tests.watched import Watched
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "admin-api.md").read_text("utf-8")

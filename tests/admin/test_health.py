@@ -1,8 +1,8 @@
 import httpx
 import pytest
 
-from proxy.admin.app import ALIVE_PATHS, READY_PATHS, Readiness, create_admin
-from proxy.serving import served
+from compaction_proxy.admin.app import ALIVE_PATHS, READY_PATHS, Readiness, create_admin
+from compaction_proxy.gateway.server import served
 
 
 @pytest.mark.parametrize("base_path", ["", "/compaction"])

@@ -6,11 +6,11 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.adapters.character_counter import CharacterCounter
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.demo.provider import Settings, create_provider
-from proxy.serving import served
+from compaction_proxy.app import create_app
+from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.config.config import Config
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.character_counter import CharacterCounter
 
 KEY = "an-admin-key"
 TEXT = "a text that nobody else should read"

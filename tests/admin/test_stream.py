@@ -11,17 +11,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.admin.access import Access
-from proxy.admin.api import Api
-from proxy.admin.app import Readiness, create_admin
-from proxy.admin.events import BEGUN, HEARTBEAT, stream
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.config.sources import Loaded
-from proxy.core.event import COMPACTED, Event
-from proxy.feed import Item
-from proxy.serving import served
+from compaction_proxy.admin.api.events import BEGUN, HEARTBEAT, stream
+from compaction_proxy.admin.api.routing import Api
+from compaction_proxy.admin.app import Readiness, create_admin
+from compaction_proxy.admin.auth import Access
+from compaction_proxy.app import create_app
+from compaction_proxy.config.config import Config
+from compaction_proxy.config.loader import Loaded
+from compaction_proxy.core.event import COMPACTED, Event
+from compaction_proxy.gateway.server import served
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.telemetry.live_feed import Item
 from tests.proxy_processes import proxy_process
 from tests.watched import Watched
 

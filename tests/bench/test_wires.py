@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.body import read
-from proxy.dialects.wires import WIRES
+from compaction_proxy.wires.body import read
+from compaction_proxy.wires.registry import WIRES
 
 BENCH = Path(__file__).resolve().parent.parent.parent / "bench"
 # How far bodies may be from the size that is meant; a conversation of two turns grows in large steps.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from proxy.cli import app
+from compaction_proxy.cli.main import app
 from tests.scripted_admin import Scripted, scripted_admin
 
 Run = Callable[..., Result]

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-import proxy
+import compaction_proxy
 
-ROOT = Path(proxy.__file__).parent.parent
+ROOT = Path(compaction_proxy.__file__).parents[2]
 
 
 def run(arguments: Sequence[str], folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run a command in an empty folder, with nothing in the environment but what is given."""
     return subprocess.run(
-        [sys.executable, "-m", "proxy", *arguments],
+        [sys.executable, "-m", "compaction_proxy", *arguments],
         cwd=folder,
         env={"HOME": str(folder), "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **environ},
         capture_output=True,
@@ -39,10 +39,10 @@ def test_help_names_the_commands(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [["--help"], ["health", "--url", "http://127.0.0.1:1"]])
 def test_what_must_be_quick_imports_no_server(arguments: list[str], tmp_path: Path) -> None:
     code = (
-        "import sys; from proxy.cli import app\n"
+        "import sys; from compaction_proxy.cli.main import app\n"
         f"try: app({arguments!r})\n"
         "except SystemExit: pass\n"
-        "heavy = {'fastapi', 'aiohttp', 'httpx', 'structlog', 'tiktoken', 'proxy.config'}\n"
+        "heavy = {'fastapi', 'aiohttp', 'httpx', 'structlog', 'tiktoken', 'compaction_proxy.config'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     command = [sys.executable, "-c", code]

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import Result
 
-from proxy.cli.client_files import FILES, Refused, codex
-from proxy.cli.clients import CLIENTS, filled
-from proxy.cli.connect import MAX_FILE_BYTES
+from compaction_proxy.cli.client_config import FILES, Refused, codex
+from compaction_proxy.cli.clients import CLIENTS, filled
+from compaction_proxy.cli.connect import MAX_FILE_BYTES
 
 Run = Callable[..., Result]
 URL = "http://127.0.0.1:4141/v1"

@@ -2,15 +2,15 @@ from pathlib import Path
 
 import pytest
 
-from proxy.adapters.sqlite_store import SqliteStore
-from proxy.adapters.store_url import installation_secret
-from proxy.cli.forget import forget
-from proxy.config.model import Config
-from proxy.core.envelope import pack
-from proxy.core.keys import checkpoint_keys, conversation_key, roots_key, tenant_key
-from proxy.errors import ProxyError
-from proxy.ports import Entry, Record
-from proxy.relay.identity import conversation, origin, tenant
+from compaction_proxy.cli.forget import forget
+from compaction_proxy.config.config import Config
+from compaction_proxy.core.errors import ProxyError
+from compaction_proxy.gateway.identity import conversation, origin, tenant
+from compaction_proxy.storage.envelope import pack
+from compaction_proxy.storage.factory import installation_secret
+from compaction_proxy.storage.keys import checkpoint_keys, conversation_key, roots_key, tenant_key
+from compaction_proxy.storage.sqlite.store import SqliteStore
+from compaction_proxy.storage.store import Entry, Record
 
 ALICE, BOB = [(b"authorization", b"Bearer alice")], [(b"authorization", b"Bearer bob")]
 ONE, TWO = [(b"x-session-id", b"one")], [(b"x-session-id", b"two")]

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.adapters.character_counter import CharacterCounter
-from proxy.demo.provider import Settings, create_provider
-from proxy.serving import served
+from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.character_counter import CharacterCounter
 from tests.proxy_processes import ProxyProcess, proxy_process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")

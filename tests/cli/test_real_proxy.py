@@ -13,10 +13,10 @@ from typing import Any
 
 from typer.testing import Result
 
-import proxy
+import compaction_proxy
 from tests.scripted_admin import scripted_admin
 
-ROOT = Path(proxy.__file__).parent.parent
+ROOT = Path(compaction_proxy.__file__).parents[2]
 Run = Callable[..., Result]
 PATIENCE_S = 60.0
 USAGE = {"prompt_tokens": 900, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 600}}
@@ -36,7 +36,16 @@ def serving(folder: Path, upstream: str) -> Iterator[str]:
         "COMPACTION_PROXY__SERVER__ADMIN_KEY": "hunter2",
         "COMPACTION_PROXY__STORE__URL": "memory://",
     }
-    command = [sys.executable, "-m", "proxy", "serve", "--port", "0", "--upstream", f"{upstream}/v1"]
+    command = [
+        sys.executable,
+        "-m",
+        "compaction_proxy",
+        "serve",
+        "--port",
+        "0",
+        "--upstream",
+        f"{upstream}/v1",
+    ]
     with subprocess.Popen(
         command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:

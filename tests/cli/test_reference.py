@@ -11,15 +11,15 @@ import pytest
 from typer.main import get_command
 from typer.testing import Result
 
-import proxy
-from proxy.cli import app
+import compaction_proxy
+from compaction_proxy.cli.main import app
 
 Run = Callable[..., Result]
-ROOT = Path(proxy.__file__).parent.parent
+ROOT = Path(compaction_proxy.__file__).parents[2]
 PAGE = ROOT / "docs" / "cli.md"
 # Promised are 0.3 s on a quiet machine; a test on a busy one allows ten times that.
 MAX_HELP_CPU_S = 3.0
-HEAVY = {"fastapi", "aiohttp", "httpx", "structlog", "tiktoken", "http.client", "proxy.config"}
+HEAVY = {"fastapi", "aiohttp", "httpx", "structlog", "tiktoken", "http.client", "compaction_proxy.config"}
 
 
 def commands(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -66,7 +66,7 @@ def test_every_command_and_every_option_says_what_it_does(name: str, run: Run) -
 
 def test_help_of_every_command_is_quick_and_imports_next_to_nothing(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom proxy.cli import app\n"
+        "import sys\nfrom compaction_proxy.cli.main import app\n"
         f"for name in {list(COMMANDS)!r}:\n"
         "    try: app([*name.split(), '--help'])\n"
         "    except SystemExit: pass\n"

@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.adapters.character_counter import CharacterCounter
-from proxy.demo.faults import Fault
-from proxy.demo.provider import Settings, create_provider
-from proxy.serving import served
+from compaction_proxy.cli.demo.faults import Fault
+from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.character_counter import CharacterCounter
 from tests.proxy_processes import ProxyProcess, proxy_process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.cli.reloading import Reloading, reread
-from proxy.config.model import Config
-from proxy.config.sections import ServerSection
-from proxy.config.sources import Loaded, load
+from compaction_proxy.cli.reload import Reloading, reread
+from compaction_proxy.config.config import Config
+from compaction_proxy.config.loader import Loaded, load
+from compaction_proxy.config.sections import ServerSection
 
 if TYPE_CHECKING:
-    from proxy.app import Proxy
+    from compaction_proxy.app import Proxy
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGHUP")
 FIRST = Loaded(Config(), {}, None, ())

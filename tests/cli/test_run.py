@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import proxy
-from proxy.cli.run import environment
+import compaction_proxy
+from compaction_proxy.cli.run import environment
 
-ROOT = Path(proxy.__file__).parent.parent
+ROOT = Path(compaction_proxy.__file__).parents[2]
 URL = "http://127.0.0.1:9/v1"
 ASKS = (
     "import os, urllib.request as r, sys; u = os.environ['OPENAI_BASE_URL'];"
@@ -22,7 +22,7 @@ ASKS = (
 
 def popen(arguments: Sequence[str], folder: Path, **environ: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "proxy", "run", *arguments],
+        [sys.executable, "-m", "compaction_proxy", "run", *arguments],
         cwd=folder,
         env={"HOME": str(folder), "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **environ},
         stdin=subprocess.DEVNULL,

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 from typer.testing import Result
 
-from proxy.admin.figures import stats_row
-from proxy.cli.savings import comma_separated
-from proxy.core.statistics import Counters
-from proxy.statistics import Row
+from compaction_proxy.admin.api.figures import stats_row
+from compaction_proxy.cli.savings import comma_separated
+from compaction_proxy.telemetry.counters import Counters
+from compaction_proxy.telemetry.statistics import Row
 from tests.scripted_admin import Scripted
 
 Run = Callable[..., Result]

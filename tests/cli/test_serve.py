@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-import proxy
+import compaction_proxy
 
-ROOT = Path(proxy.__file__).parent.parent
+ROOT = Path(compaction_proxy.__file__).parents[2]
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def serving(
 ) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """A running proxy, and the lines it has printed once it accepts requests."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "proxy", "serve", "--port", "0", *arguments],
+        [sys.executable, "-m", "compaction_proxy", "serve", "--port", "0", *arguments],
         cwd=folder,
         env={"HOME": str(folder), "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **environ},
         stdout=subprocess.PIPE,
@@ -63,7 +63,7 @@ def test_it_is_ready_and_health_says_so(tmp_path: Path) -> None:
         with urllib.request.urlopen(f"{url}/livez", timeout=10) as answer:
             assert answer.status == 200
         health = subprocess.run(
-            [sys.executable, "-m", "proxy", "health", "--url", url],
+            [sys.executable, "-m", "compaction_proxy", "health", "--url", url],
             env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
     assert (health.returncode, health.stdout) == (0, f"{url}: ready\n")
@@ -82,7 +82,7 @@ def test_a_port_in_use_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = subprocess.run(
-            [sys.executable, "-m", "proxy", "serve", "--port", str(port)],
+            [sys.executable, "-m", "compaction_proxy", "serve", "--port", str(port)],
             cwd=tmp_path, env={"HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip

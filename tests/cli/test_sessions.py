@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-import proxy
+import compaction_proxy
 from tests.free_ports import find_free_port
 from tests.scripted_admin import Scripted
 
@@ -200,8 +200,8 @@ def test_the_key_is_taken_from_a_file_and_never_shown(script: Scripted, run: Run
 def test_a_pipe_that_closes_early_is_silent(script: Scripted, tmp_path: Path) -> None:
     rows = [{**ROW, "id": f"c_{number:024x}"} for number in range(3_000)]
     script.put("GET", "/conversations", {"conversations": rows})
-    line = f"{sys.executable} -m proxy sessions list --url {script.url} | head -n 1"
-    environ = {**os.environ, "PYTHONPATH": str(Path(proxy.__file__).parent.parent)}
+    line = f"{sys.executable} -m compaction_proxy sessions list --url {script.url} | head -n 1"
+    environ = {**os.environ, "PYTHONPATH": str(Path(compaction_proxy.__file__).parent.parent)}
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", line],
         cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from typer.testing import Result
 
-from proxy.config.model import Config
-from proxy.config.sources import load
+from compaction_proxy.config.config import Config
+from compaction_proxy.config.loader import load
 
 Run = Callable[..., Result]
 

@@ -7,8 +7,8 @@ from itertools import islice
 import pytest
 from typer.testing import Result
 
-from proxy.cli.admin_client import Admin
-from proxy.cli.watch import Told, following, line_of
+from compaction_proxy.cli.admin_client import Admin
+from compaction_proxy.cli.watch import Told, following, line_of
 from tests.scripted_admin import Scripted
 
 Run = Callable[..., Result]

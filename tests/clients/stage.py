@@ -16,12 +16,12 @@ from anyio.from_thread import start_blocking_portal
 from pydantic import SecretStr
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from proxy.adapters.tiktoken_counter import TiktokenCounter
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.demo.client import Client as Asking
-from proxy.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Settings, create_provider
-from proxy.serving import served
+from compaction_proxy.app import create_app
+from compaction_proxy.cli.demo.client import Client as Asking
+from compaction_proxy.cli.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Settings, create_provider
+from compaction_proxy.config.config import Config
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.tokenizers import TiktokenCounter
 
 MODEL = AGENT_MODEL
 WIDE_WINDOW_TOKENS = 1_000_000

@@ -8,40 +8,40 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.adapters.tiktoken_counter import TiktokenCounter
-from proxy.anchors import Anchors
-from proxy.compaction.aiming import Aiming
-from proxy.compaction.brief import SummaryRoute
-from proxy.compaction.checkpoint_index import CheckpointIndex
-from proxy.compaction.compactor import Compactor
-from proxy.compaction.effects import Effects
-from proxy.compaction.fitting import Ask, Fit, Mode
-from proxy.compaction.growth import Growth
-from proxy.compaction.instructions import instructions
-from proxy.compaction.making import Making
-from proxy.compaction.observing import Observing
-from proxy.compaction.ordering import Ordering
-from proxy.compaction.replacing import Replacing
-from proxy.compaction.rounds import Rounds
-from proxy.compaction.summarising import Summarising
-from proxy.compaction.viewer import Viewer
-from proxy.config.model import Config, for_model
-from proxy.core.event import Event
-from proxy.core.summary_call import SummaryAnswer, SummaryCall
-from proxy.counting import Counting
-from proxy.dialects.body import read
-from proxy.dialects.chat.wire import CHAT
-from proxy.dialects.dialect import Usage
-from proxy.errors import StoreUnavailable, SummaryFailed
-from proxy.history import History
-from proxy.learning import Learning
-from proxy.ports import Store
-from proxy.pricing import Pricing
-from proxy.reading import Reading
-from proxy.relay.identity import minted
-from proxy.storage.records import Records
-from proxy.wishes import Wishing
+from compaction_proxy.compaction.checkpoint_index import CheckpointIndex
+from compaction_proxy.compaction.compactor import Compactor
+from compaction_proxy.compaction.directives import Wishing
+from compaction_proxy.compaction.effectiveness import Effects
+from compaction_proxy.compaction.feedback import Observing
+from compaction_proxy.compaction.growth import Growth
+from compaction_proxy.compaction.inflight import Rounds
+from compaction_proxy.compaction.job_builder import Ordering
+from compaction_proxy.compaction.message_reader import Reading
+from compaction_proxy.compaction.price_triggers import Aiming
+from compaction_proxy.compaction.prompts import instructions
+from compaction_proxy.compaction.request_loader import Viewer
+from compaction_proxy.compaction.round_builder import Making
+from compaction_proxy.compaction.round_coordinator import Replacing
+from compaction_proxy.compaction.summarizer import Summarising
+from compaction_proxy.compaction.summary_request import SummaryRoute
+from compaction_proxy.compaction.types import Ask, Fit, Mode
+from compaction_proxy.config.config import Config, for_model
+from compaction_proxy.core.errors import StoreUnavailable, SummaryFailed
+from compaction_proxy.core.event import Event
+from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
+from compaction_proxy.gateway.identity import minted
+from compaction_proxy.providers.model_limits import Learning
+from compaction_proxy.providers.pricing import Pricing
+from compaction_proxy.providers.token_counting import Counting
+from compaction_proxy.providers.tokenizers import TiktokenCounter
+from compaction_proxy.providers.usage_baseline import Anchors
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.store import Store
+from compaction_proxy.telemetry.event_history import History
+from compaction_proxy.wires.body import read
+from compaction_proxy.wires.chat.wire import CHAT
+from compaction_proxy.wires.wire import Usage
 from tests.summaries import put_as_asked
 
 ROUTE = SummaryRoute("http://summary.test/v1/chat/completions", {}, "cheap", 128_000)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.compaction.fitting import Mode, Status
-from proxy.errors import SummaryFailed
+from compaction_proxy.compaction.types import Mode, Status
+from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.storage.memory import MemoryStore
 from tests.compaction.bench import (
     HARD,
     SOFT,

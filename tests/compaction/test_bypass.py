@@ -1,7 +1,7 @@
 """A conversation that people want to be left alone: its requests go on as they come, and nothing is lost."""
 
-from proxy.compaction.fitting import Mode, Status
-from proxy.dialects.overflow import Overflow
+from compaction_proxy.compaction.types import Mode, Status
+from compaction_proxy.wires.context_errors import Overflow
 from tests.compaction.bench import WINDOW, bench, says, talk, user
 
 SOON, DUE = 80, 93

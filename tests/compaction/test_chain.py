@@ -3,9 +3,9 @@
 import json
 from itertools import pairwise
 
-from proxy.compaction.fitting import Fit, Mode, Status
-from proxy.core.summary_call import SummaryAnswer
-from proxy.errors import SummaryFailed
+from compaction_proxy.compaction.types import Fit, Mode, Status
+from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.summary.call import SummaryAnswer
 from tests.compaction.bench import (
     RECORD,
     Answer,

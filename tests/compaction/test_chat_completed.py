@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from proxy.compaction.fitting import Mode, Status
-from proxy.core.message import units
-from proxy.dialects.body import read
-from proxy.dialects.chat.message import message, shortened
-from proxy.dialects.chat.wire import CHAT
+from compaction_proxy.compaction.types import Mode, Status
+from compaction_proxy.core.message import units
+from compaction_proxy.wires.body import read
+from compaction_proxy.wires.chat.messages import message, shortened
+from compaction_proxy.wires.chat.wire import CHAT
 from tests.compaction.bench import JsonObject, bench, called, forwarded, loop, says, talk, user
 
 STRATEGIES = ["anchored", "full", "selective", "split", "prune", "iterations", "chained"]

@@ -2,12 +2,12 @@
 
 import pytest
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.compaction import checkpoint_index as module
-from proxy.compaction.checkpoint_index import AGING_S, FRESH_S, KEPT_PLACES, CheckpointIndex
-from proxy.compaction.fitting import Mode, Status
-from proxy.errors import StoreUnavailable
-from proxy.storage.records import Records
+from compaction_proxy.compaction import checkpoint_index as module
+from compaction_proxy.compaction.checkpoint_index import AGING_S, FRESH_S, KEPT_PLACES, CheckpointIndex
+from compaction_proxy.compaction.types import Mode, Status
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Records
 from tests.compaction.bench import bench, talk
 
 KEY = "v1:{t.root}:checkpoints:anchored"

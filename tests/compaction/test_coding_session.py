@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.compaction.fitting import Fit, Status
+from compaction_proxy.compaction.types import Fit, Status
 from tests.compaction.bench import Bench, Summaries, bench, prefix
 
 pytestmark = pytest.mark.virtual_time

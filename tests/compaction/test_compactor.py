@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.compaction.fitting import Mode, Status
-from proxy.config.model import Config, for_model
-from proxy.core.summary_call import SummaryAnswer
-from proxy.dialects.overflow import Overflow
-from proxy.errors import StoreUnavailable, SummaryFailed
+from compaction_proxy.compaction.types import Mode, Status
+from compaction_proxy.config.config import Config, for_model
+from compaction_proxy.core.errors import StoreUnavailable, SummaryFailed
+from compaction_proxy.core.summary.call import SummaryAnswer
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.wires.context_errors import Overflow
 from tests.compaction.bench import (
     Bench,
     JsonObject,

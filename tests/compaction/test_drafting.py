@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from proxy.compaction import drafting
-from proxy.compaction.gleanings import Gleanings
-from proxy.compaction.planning import Draft, drafted
-from proxy.compaction.view import View
-from proxy.reading import Reading
+from compaction_proxy.compaction import drafting
+from compaction_proxy.compaction.ledger_cache import Gleanings
+from compaction_proxy.compaction.message_reader import Reading
+from compaction_proxy.compaction.request_view import View
+from compaction_proxy.compaction.round_planning import Draft, drafted
 from tests.compaction.bench import bench, talk
 
 pytestmark = pytest.mark.virtual_time

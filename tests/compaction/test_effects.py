@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.compaction.effects import (
+from compaction_proxy.compaction.effectiveness import (
     FAILURE_GROWTH,
     GROWTH,
     MAX_CONVERSATIONS,
@@ -10,7 +10,7 @@ from proxy.compaction.effects import (
     URGENT_GROWTH,
     Effects,
 )
-from proxy.compaction.fitting import Mode, Status
+from compaction_proxy.compaction.types import Mode, Status
 from tests.compaction.bench import Bench, JsonObject, bench, talk
 
 WHO = "t/root/anchored/c_1"

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from proxy.compaction.fitting import Fit, Mode, Status
-from proxy.core.policy import STRATEGIES
-from proxy.errors import SummaryFailed
+from compaction_proxy.compaction.types import Fit, Mode, Status
+from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.strategies import STRATEGIES
 from tests.compaction.bench import (
     Bench,
     JsonObject,

@@ -5,15 +5,15 @@ import threading
 
 import pytest
 
-from proxy.compaction import gleanings
-from proxy.compaction.beside import beside
-from proxy.compaction.gleanings import RECORD_CHARACTERS, Gleanings
-from proxy.core.actions import Action, read_action
-from proxy.core.facts import shown
-from proxy.core.frontier import read_frontier
-from proxy.core.message import Call, Message
-from proxy.core.standing import Standing
-from proxy.core.statements import Statement, statements
+from compaction_proxy.compaction import ledger_cache
+from compaction_proxy.compaction.ledger_cache import RECORD_CHARACTERS, Gleanings
+from compaction_proxy.core.ledger.actions import Action, read_action
+from compaction_proxy.core.ledger.active import Standing
+from compaction_proxy.core.ledger.facts import shown
+from compaction_proxy.core.ledger.frontier import read_frontier
+from compaction_proxy.core.ledger.statements import Statement, statements
+from compaction_proxy.core.message import Call, Message
+from compaction_proxy.support.offload import beside
 
 PORT, HOST = "The port is 8080.", "The host is db.internal."
 
@@ -27,7 +27,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(text)
         return statements(text)
 
-    monkeypatch.setattr(gleanings, "statements", reading)
+    monkeypatch.setattr(ledger_cache, "statements", reading)
     return found
 
 
@@ -104,7 +104,7 @@ def test_of_a_conversation_that_has_grown_the_frontier_reads_only_what_is_new(
         acted.append(call.arguments)
         return read_action(call, result)
 
-    monkeypatch.setattr(gleanings, "read_action", act)
+    monkeypatch.setattr(ledger_cache, "read_action", act)
     held = Gleanings()
     messages: list[Message] = []
     for step in range(5):

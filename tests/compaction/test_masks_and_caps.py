@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from proxy.compaction.fitting import Mode, Status
+from compaction_proxy.compaction.types import Mode, Status
 from tests.compaction.bench import (
     SOFT,
     TARGET,

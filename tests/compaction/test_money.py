@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from proxy.compaction.aiming import UNAIMED, Aimed, Aiming
-from proxy.compaction.fitting import Ask, Fit, Footing, Report, Status
-from proxy.compaction.growth import Growth, Pace
-from proxy.compaction.policies import policy_for
-from proxy.compaction.view import thread
-from proxy.config.model import Config
-from proxy.core.event import COMPACTED
-from proxy.core.price import Price
-from proxy.core.trigger import Aims
-from proxy.dialects.dialect import Usage
-from proxy.pricing import Name, Pricing
+from compaction_proxy.compaction.growth import Growth, Pace
+from compaction_proxy.compaction.policies import policy_for
+from compaction_proxy.compaction.price_triggers import UNAIMED, Aimed, Aiming
+from compaction_proxy.compaction.request_view import thread
+from compaction_proxy.compaction.types import Ask, Fit, Footing, Report, Status
+from compaction_proxy.config.config import Config
+from compaction_proxy.core.cost.price import Price
+from compaction_proxy.core.event import COMPACTED
+from compaction_proxy.core.trigger import Aims
+from compaction_proxy.providers.pricing import Name, Pricing
+from compaction_proxy.wires.wire import Usage
 from tests.compaction.bench import ask, bench, talk, user
 
 PRICES = {"input": 1.0, "cached": 0.1, "output": 5.0}

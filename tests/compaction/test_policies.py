@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.policies import policy_for
-from proxy.config import Config, ModelSettings, for_model
-from proxy.config.row_fields import FIELDS, changed, shown
-from proxy.config.strategies import StrategiesSection
-from proxy.core.policy import (
+from compaction_proxy.compaction.policies import policy_for
+from compaction_proxy.config import Config, ModelSettings, for_model
+from compaction_proxy.config.row_fields import FIELDS, changed, shown
+from compaction_proxy.config.strategies import StrategiesSection
+from compaction_proxy.core.strategies import (
     ANCHORED,
     CHAINED,
     FULL,
@@ -27,7 +27,7 @@ from proxy.core.policy import (
     Policy,
     SummaryShape,
 )
-from proxy.core.trigger import Row, automatic
+from compaction_proxy.core.trigger import Row, automatic
 
 # What a field is changed to that is no number.
 OTHER = {
@@ -233,6 +233,6 @@ def test_every_key_that_names_a_row_field_is_in_the_table() -> None:
 
 
 def test_every_strategy_with_a_summary_has_its_prompt() -> None:
-    prompts = Path(__file__).resolve().parents[2] / "proxy" / "prompts"
+    prompts = Path(__file__).resolve().parents[2] / "proxy" / "compaction_proxy" / "prompts"
     named = {row.summary.prompt for row in STRATEGIES.values() if row.summary}
     assert named - {path.stem for path in prompts.glob("*.md")} == set()

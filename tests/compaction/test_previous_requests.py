@@ -1,8 +1,8 @@
 """Requests are compared with the one before them, of the same tenant and conversation."""
 
-from proxy.compaction.previous_requests import PreviousRequests
-from proxy.core.digest import message_digest, prefix_digests
-from proxy.core.message import Message
+from compaction_proxy.compaction.previous_requests import PreviousRequests
+from compaction_proxy.core.digest import message_digest, prefix_digests
+from compaction_proxy.core.message import Message
 
 SEED = b"\x01"
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.adapters.store_url import open_store
-from proxy.compaction import turns as leases
-from proxy.compaction.fitting import Status
-from proxy.core.policy import STRATEGIES
-from proxy.core.summary_call import SummaryAnswer
+from compaction_proxy.compaction.types import Status
+from compaction_proxy.core.strategies import STRATEGIES
+from compaction_proxy.core.summary.call import SummaryAnswer
+from compaction_proxy.storage import leases
+from compaction_proxy.storage.factory import open_store
+from compaction_proxy.storage.memory import MemoryStore
 from tests.compaction.bench import RECORD, Bench, Summaries, bench, forwarded, loop, prefix, says, talk, user
 from tests.redis_servers import RedisServer
 
@@ -139,7 +139,9 @@ async def test_a_paused_lease_holder_is_succeeded_and_writes_over_nothing(
     """One stops (no renewal) inside its summary call, the other takes over, and the first wakes."""
     monkeypatch.setattr(leases, "RENEWALS", 0.01)  # it renews too late
     held = leases.turn
-    monkeypatch.setattr("proxy.compaction.making.turn", lambda records, key: held(records, key, 0.2))
+    monkeypatch.setattr(
+        "compaction_proxy.compaction.round_builder.turn", lambda records, key: held(records, key, 0.2)
+    )
     sleeping = Summaries([SummaryAnswer(RECORD.replace("fine", "late"))], hold=asyncio.Event())
     store = MemoryStore(clock=asyncio.get_running_loop().time)
     async with bench(sleeping, store=store) as one, bench(store=store) as other:

@@ -3,11 +3,11 @@
 import asyncio
 import json
 
-from proxy.adapters.full_text import SqliteFullText
-from proxy.core.event import FAILED
-from proxy.errors import SummaryFailed
-from proxy.holdings import Bounds, Holdings
-from proxy.recall import Recall
+from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.event import FAILED
+from compaction_proxy.recall.fulltext import SqliteFullText
+from compaction_proxy.recall.retention import Bounds, Holdings
+from compaction_proxy.recall.search import Recall
 from tests.compaction.bench import Summaries, bench, talk
 
 TURNS = 93

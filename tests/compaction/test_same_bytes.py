@@ -11,8 +11,8 @@ SCRIPT = """
 import asyncio
 import hashlib
 
-from proxy.core.policy import STRATEGIES
-from proxy.errors import SummaryFailed
+from compaction_proxy.core.strategies import STRATEGIES
+from compaction_proxy.core.errors import SummaryFailed
 from tests.compaction.bench import Summaries, bench, called, says, user
 
 WORDS = "parser ledger budget timeout header socket cache index token branch".split()

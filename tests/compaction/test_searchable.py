@@ -2,10 +2,10 @@
 
 import pytest
 
-from proxy.compaction.fitting import Status
-from proxy.compaction.stand_ins import SEARCHABLE
-from proxy.core.policy import STRATEGIES
-from proxy.core.recalled import TOOL_NAME
+from compaction_proxy.compaction.replacements import SEARCHABLE
+from compaction_proxy.compaction.types import Status
+from compaction_proxy.core.search_tool import TOOL_NAME
+from compaction_proxy.core.strategies import STRATEGIES
 from tests.compaction.bench import COUNTER, JsonObject, bench, loop, prefix, says, talk, user
 
 SUMMARISING = tuple(name for name, row in STRATEGIES.items() if row.summary)

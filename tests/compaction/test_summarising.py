@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.adapters.character_counter import CharacterCounter
-from proxy.compaction.allowance import HOUR_S, MAX_TENANTS, Allowance
-from proxy.compaction.portions import halves, narrowed, portions, shown
-from proxy.compaction.summarising import Aligned, Brief, Spent, Summarising, SummaryRoute, Written
-from proxy.core.message import Call, Message
-from proxy.core.policy import ITERATIONS, SummaryShape
-from proxy.core.sections import Section
-from proxy.core.summary_call import SummaryAnswer, SummaryCall
-from proxy.counting import Counting
-from proxy.dialects.body import read
-from proxy.dialects.chat.completion import own_members, request_body
-from proxy.dialects.chat.wire import CHAT
-from proxy.errors import SummaryFailed
-from proxy.reading import Gauge, Reading
+from compaction_proxy.compaction.allowance import HOUR_S, MAX_TENANTS, Allowance
+from compaction_proxy.compaction.chunking import halves, narrowed, portions, shown
+from compaction_proxy.compaction.message_reader import Gauge, Reading
+from compaction_proxy.compaction.summarizer import Aligned, Brief, Spent, Summarising, SummaryRoute, Written
+from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.message import Call, Message
+from compaction_proxy.core.strategies import ITERATIONS, SummaryShape
+from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
+from compaction_proxy.core.summary.sections import Section
+from compaction_proxy.providers.character_counter import CharacterCounter
+from compaction_proxy.providers.token_counting import Counting
+from compaction_proxy.wires.body import read
+from compaction_proxy.wires.chat.summary_call import own_members, request_body
+from compaction_proxy.wires.chat.wire import CHAT
 
 SHAPE = SummaryShape(prompt="chained", tokens=200, max_tokens=250)
 GAUGE = Gauge("gpt-4o", "characters", CHAT)

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.compaction.fitting import Status
-from proxy.core.event import COMPACTED, FAILED, INSTALLED, MEASURED
-from proxy.core.summary_call import SummaryAnswer
-from proxy.detail import KEPT, MAX_PROMPTS, STAND_IN, Details, Prompt
-from proxy.errors import SummaryFailed
+from compaction_proxy.compaction.types import Status
+from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.event import COMPACTED, FAILED, INSTALLED, MEASURED
+from compaction_proxy.core.summary.call import SummaryAnswer
+from compaction_proxy.recall.round_detail import KEPT, MAX_PROMPTS, STAND_IN, Details, Prompt
+from compaction_proxy.storage.memory import MemoryStore
 from tests.compaction.bench import (
     RECORD,
     ROUTE,

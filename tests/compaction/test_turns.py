@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.compaction.turns import turn
-from proxy.core.keys import lease_key
-from proxy.errors import StoreUnavailable
-from proxy.ports import Lease
-from proxy.storage.records import Records
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.storage.keys import lease_key
+from compaction_proxy.storage.leases import turn
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.store import Lease
 
 pytestmark = pytest.mark.virtual_time
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from proxy.compaction.fitting import Fit, Status
-from proxy.core.event import COMPACTED
-from proxy.core.summary_call import SummaryAnswer
+from compaction_proxy.compaction.types import Fit, Status
+from compaction_proxy.core.event import COMPACTED
+from compaction_proxy.core.summary.call import SummaryAnswer
 from tests.compaction.bench import (
     RECORD,
     TRIGGER,

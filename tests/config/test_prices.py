@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config import load
-from proxy.config.model import Config, for_model
-from proxy.config.sections import TriggerRow
-from proxy.core.price import Price, Tier
-from proxy.errors import ConfigError
+from compaction_proxy.config import load
+from compaction_proxy.config.config import Config, for_model
+from compaction_proxy.config.sections import TriggerRow
+from compaction_proxy.core.cost.price import Price, Tier
+from compaction_proxy.core.errors import ConfigError
 
 HOME = {"HOME": "/nowhere"}
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config import for_model, load
-from proxy.config.recall import RecallSection
-from proxy.errors import ConfigError
+from compaction_proxy.config import for_model, load
+from compaction_proxy.config.recall import RecallSection
+from compaction_proxy.core.errors import ConfigError
 
 HOME = {"HOME": "/nowhere"}
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from proxy.config.checks import store_url
-from proxy.config.keys import Key, dotted, keys
-from proxy.config.model import Config, for_model
-from proxy.config.rows import row_for
-from proxy.config.sections import ModelSection
-from proxy.config.sources import load
-from proxy.core.policy import STRATEGIES
+from compaction_proxy.config.config import Config, for_model
+from compaction_proxy.config.keys import Key, dotted, keys
+from compaction_proxy.config.loader import load
+from compaction_proxy.config.policy import row_for
+from compaction_proxy.config.sections import ModelSection
+from compaction_proxy.config.validation import store_url
+from compaction_proxy.core.strategies import STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = runpy.run_path(str(ROOT / ".ci" / "config_reference.py"))

@@ -1,8 +1,8 @@
 """A configuration that takes another's place: what takes effect at once, and what waits for a start."""
 
-from proxy.config.keys import dotted, keys
-from proxy.config.model import Config, for_model
-from proxy.config.reloading import AT_START, Change, change
+from compaction_proxy.config.config import Config, for_model
+from compaction_proxy.config.keys import dotted, keys
+from compaction_proxy.config.reload import AT_START, Change, change
 
 
 def config(**sections: object) -> Config:

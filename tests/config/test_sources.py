@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.config import load
-from proxy.config.checks import KEYS_OF_OURS
-from proxy.config.environment import Setting
-from proxy.config.keys import dotted, keys, plain
-from proxy.config.model import Config, for_model
-from proxy.config.rows import row_for
-from proxy.config.sections import TriggerRow
-from proxy.config.values import seconds
-from proxy.core.budget import Reserves
-from proxy.core.policy import CHAINED, SummaryShape
-from proxy.core.trigger import Row
-from proxy.errors import ConfigError
+from compaction_proxy.config import load
+from compaction_proxy.config.config import Config, for_model
+from compaction_proxy.config.environment import Setting
+from compaction_proxy.config.keys import dotted, keys, plain
+from compaction_proxy.config.policy import row_for
+from compaction_proxy.config.sections import TriggerRow
+from compaction_proxy.config.types import seconds
+from compaction_proxy.config.validation import KEYS_OF_OURS
+from compaction_proxy.core.budget import Reserves
+from compaction_proxy.core.errors import ConfigError
+from compaction_proxy.core.strategies import CHAINED, SummaryShape
+from compaction_proxy.core.trigger import Row
 
 HOME = {"HOME": "/tmp"}
 P = "COMPACTION_PROXY__"

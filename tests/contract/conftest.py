@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import pytest
 import redis
 
-from proxy.adapters import redis_client
-from proxy.adapters.memory_store import MemoryStore
-from proxy.adapters.redis_store import RedisStore
-from proxy.adapters.redis_url import parse
-from proxy.adapters.sqlite_store import SqliteStore
-from proxy.ports import Store
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.redis import client as redis_client
+from compaction_proxy.storage.redis.store import RedisStore
+from compaction_proxy.storage.redis.url import parse
+from compaction_proxy.storage.sqlite.store import SqliteStore
+from compaction_proxy.storage.store import Store
 from tests.redis_servers import Cluster, RedisServer, Sentinels
 
 FAILOVER_LIMIT_S = 60.0

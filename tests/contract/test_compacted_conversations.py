@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from proxy.compacted_conversations import MAX_OF_TENANT, CompactedConversations
-from proxy.errors import StoreUnavailable
-from proxy.storage.records import Records
+from compaction_proxy.compaction.compacted_conversations import MAX_OF_TENANT, CompactedConversations
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.storage.records import Records
 from tests.contract.conftest import Bench
 
 DAY_S = 86_400.0

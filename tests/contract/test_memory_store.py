@@ -1,8 +1,8 @@
 import pytest
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.errors import StoreUnavailable
-from proxy.ports import Entry, Record
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.store import Entry, Record
 
 
 async def test_a_full_store_lets_the_oldest_leave() -> None:

@@ -19,13 +19,13 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from proxy.adapters.redis_client import ANSWER_TIMEOUT_S, unavailable
-from proxy.adapters.redis_store import MAX_VALUE_BYTES, RedisStore
-from proxy.adapters.redis_url import parse
-from proxy.adapters.store_url import SECRET_KEY, shared_secret
-from proxy.core.keys import conversation_key, tenant_key
-from proxy.errors import StoreUnavailable
-from proxy.ports import Entry, Record
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.storage.factory import SECRET_KEY, shared_secret
+from compaction_proxy.storage.keys import conversation_key, tenant_key
+from compaction_proxy.storage.redis.client import ANSWER_TIMEOUT_S, unavailable
+from compaction_proxy.storage.redis.store import MAX_VALUE_BYTES, RedisStore
+from compaction_proxy.storage.redis.url import parse
+from compaction_proxy.storage.store import Entry, Record
 from tests.contract.conftest import RedisBench
 from tests.redis_servers import RedisServer
 

@@ -1,7 +1,7 @@
 import pytest
 
-from proxy.adapters.redis_url import RedisUrl, is_redis, parse
-from proxy.errors import ConfigError
+from compaction_proxy.core.errors import ConfigError
+from compaction_proxy.storage.redis.url import RedisUrl, is_redis, parse
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from proxy.adapters.sqlite_rows import LEASE_LIMIT_S
-from proxy.adapters.sqlite_schema import APPLICATION_ID, MIGRATIONS, migrate, open_file
-from proxy.adapters.sqlite_store import SqliteStore
-from proxy.errors import StoreUnavailable
-from proxy.ports import Entry, Record
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.storage.sqlite.rows import LEASE_LIMIT_S
+from compaction_proxy.storage.sqlite.schema import APPLICATION_ID, MIGRATIONS, migrate, open_file
+from compaction_proxy.storage.sqlite.store import SqliteStore
+from compaction_proxy.storage.store import Entry, Record
 
 DAY_S = 86400.0
 Opener = Callable[..., SqliteStore]
@@ -231,9 +231,9 @@ async def test_a_full_disk_leaves_everything_as_it_was(tmp_path: Path) -> None:
     script = f"""
 import asyncio, resource, signal
 from pathlib import Path
-from proxy.adapters.sqlite_store import SqliteStore
-from proxy.errors import StoreUnavailable
-from proxy.ports import Entry, Record
+from compaction_proxy.storage.sqlite.store import SqliteStore
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.storage.store import Entry, Record
 
 async def main():
     store = SqliteStore(Path({str(tmp_path / "state.db")!r}))
@@ -341,8 +341,8 @@ async def test_of_two_processes_that_commit_at_once_one_wins(tmp_path: Path) -> 
     script = f"""
 import asyncio, os
 from pathlib import Path
-from proxy.adapters.sqlite_store import SqliteStore
-from proxy.ports import Entry, Record
+from compaction_proxy.storage.sqlite.store import SqliteStore
+from compaction_proxy.storage.store import Entry, Record
 
 async def main():
     store = SqliteStore(Path({str(tmp_path / "state.db")!r}))
@@ -374,8 +374,8 @@ async def test_a_process_that_is_killed_leaves_whole_commits(tmp_path: Path) -> 
     script = f"""
 import asyncio
 from pathlib import Path
-from proxy.adapters.sqlite_store import SqliteStore
-from proxy.ports import Entry, Record
+from compaction_proxy.storage.sqlite.store import SqliteStore
+from compaction_proxy.storage.store import Entry, Record
 
 async def main():
     store = SqliteStore(Path({str(tmp_path / "state.db")!r}))

@@ -1,4 +1,4 @@
-"""What every store promises (`proxy.ports.Store`)."""
+"""What every store promises (`storage.store.Store`)."""
 
 import asyncio
 import math
@@ -6,8 +6,8 @@ from contextlib import aclosing
 
 import pytest
 
-from proxy.core.keys import conversation_key, tenant_key, tenant_prefix
-from proxy.ports import Entry, Lease, Record, Store
+from compaction_proxy.storage.keys import conversation_key, tenant_key, tenant_prefix
+from compaction_proxy.storage.store import Entry, Lease, Record, Store
 from tests.contract.conftest import Bench
 
 DAY_S = 86400.0

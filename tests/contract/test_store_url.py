@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.adapters.redis_store import RedisStore
-from proxy.adapters.sqlite_store import SqliteStore
-from proxy.adapters.store_url import installation_secret, open_store, secret_path, store_path
-from proxy.errors import ConfigError, StoreUnavailable
+from compaction_proxy.core.errors import ConfigError, StoreUnavailable
+from compaction_proxy.storage.factory import installation_secret, open_store, secret_path, store_path
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.redis.store import RedisStore
+from compaction_proxy.storage.sqlite.store import SqliteStore
 
 
 def refuse(error: StoreUnavailable) -> None:
@@ -90,7 +90,7 @@ def test_installations_have_different_secrets(tmp_path: Path) -> None:
 
 async def test_processes_that_ask_at_once_get_the_same_secret(tmp_path: Path) -> None:
     script = (
-        "from proxy.adapters.store_url import installation_secret\n"
+        "from compaction_proxy.storage.factory import installation_secret\n"
         f"print(installation_secret('sqlite:///{tmp_path}/state.db', print).hex())"
     )
     running = [
@@ -117,7 +117,7 @@ def test_a_damaged_secret_is_reported_and_left_alone(tmp_path: Path, damage: str
 
 def test_a_pipe_in_the_secrets_place_is_reported_and_not_waited_for(tmp_path: Path) -> None:
     script = (
-        "from proxy.adapters.store_url import installation_secret\n"
+        "from compaction_proxy.storage.factory import installation_secret\n"
         f"installation_secret('sqlite:///{tmp_path}/state.db', lambda error: print(error.reason))"
     )
     os.mkfifo(tmp_path / "state.db.secret")

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.actions import Action, Effect, describe_actions, list_actions, read_action
-from proxy.core.facts import ERROR_CHARACTERS
-from proxy.core.message import Call
-from proxy.core.orders import orders
+from compaction_proxy.core.ledger.actions import Action, Effect, describe_actions, list_actions, read_action
+from compaction_proxy.core.ledger.facts import ERROR_CHARACTERS
+from compaction_proxy.core.message import Call
+from compaction_proxy.core.summary.injection import orders
 
 
 def act(name: str, arguments: object, result: str | None = "ok") -> Action:

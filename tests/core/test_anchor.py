@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.anchor import (
+from compaction_proxy.providers.anchor import (
     MARGIN,
     Anchor,
     anchored,
@@ -19,7 +19,7 @@ from proxy.core.anchor import (
     stands,
     to_fields,
 )
-from proxy.core.calibration import Calibration
+from compaction_proxy.providers.calibration import Calibration
 
 PLACE = place_of("https://up.test:443", "m")
 PREFIXES = tuple(bytes([number]) * 32 for number in range(1, 6))

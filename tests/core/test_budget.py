@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.core.budget import Budget, Reserves, budget
+from compaction_proxy.core.budget import Budget, Reserves, budget
 
 SEED = Reserves(system=2_000, output=4_000, safety=5_000)
 

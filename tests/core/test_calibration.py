@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.calibration import Calibration
+from compaction_proxy.providers.calibration import Calibration
 
 RATIO = st.floats(0.31, 3.9)
 ESTIMATE = st.integers(1_000, 1_000_000)

@@ -9,28 +9,28 @@ from importlib.resources import files
 
 import pytest
 
-from proxy.adapters.character_counter import CharacterCounter
-from proxy.core.budget import Reserves, budget
-from proxy.core.checkpoint import Checkpoint, covered_results, exact_digest
-from proxy.core.digest import chain, message_digest, message_id
-from proxy.core.message import Call, Message, Part, Span
-from proxy.core.planner import Fill, Plan, gained, plan
-from proxy.core.policy import CHAINED, STRATEGIES, Frame, Keep, Policy, SummaryShape
-from proxy.core.render import excerpt, render, stand_in_text
-from proxy.core.repair import GO_ON, alternate, repair
-from proxy.core.sections import Section
-from proxy.core.summary import NO_TASK, prompt, task_of, transcript, validated
-from proxy.core.tail import Room
-from proxy.core.tokens import CHARACTERS, message_tokens, pieces
-from proxy.core.trigger import Row, fired, mark
-from proxy.core.windows import known_window
+from compaction_proxy.core.budget import Reserves, budget
+from compaction_proxy.core.checkpoint import Checkpoint, covered_results, exact_digest
+from compaction_proxy.core.digest import chain, message_digest, message_id
+from compaction_proxy.core.message import Call, Message, Part, Span
+from compaction_proxy.core.planner import Fill, Plan, gained, plan
+from compaction_proxy.core.render import excerpt, render, stand_in_text
+from compaction_proxy.core.repair import GO_ON, alternate, repair
+from compaction_proxy.core.strategies import CHAINED, STRATEGIES, Frame, Keep, Policy, SummaryShape
+from compaction_proxy.core.summary.prompt import NO_TASK, prompt, task_of, transcript, validated
+from compaction_proxy.core.summary.sections import Section
+from compaction_proxy.core.tail import Room
+from compaction_proxy.core.token_rules import CHARACTERS, message_tokens, pieces
+from compaction_proxy.core.trigger import Row, fired, mark
+from compaction_proxy.providers.character_counter import CharacterCounter
+from compaction_proxy.providers.windows import known_window
 
 SUMMARY = "### Current State\n- Working on: AI"
 LONG_SUMMARY = "### Current State\n- Working on: AI integration of the flashcard app\n- Last completed: SM-2"
 ROOM = Room(trigger=93_600, target=None, size=0)
 assert CHAINED.summary is not None
 SHAPE = CHAINED.summary
-PROMPT = files("proxy").joinpath("prompts", "chained.md").read_text(encoding="utf-8")
+PROMPT = files("compaction_proxy").joinpath("prompts", "chained.md").read_text(encoding="utf-8")
 
 
 def made(role: str, text: str = "", **fields: object) -> Message:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.checkpoint import (
+from compaction_proxy.core.checkpoint import (
     CLEARED_CHARACTERS,
     EXTRACT,
     HEAD_CHARACTERS,
@@ -20,9 +20,9 @@ from proxy.core.checkpoint import (
     place,
     stands,
 )
-from proxy.core.checkpoint_fields import from_fields, to_fields
-from proxy.core.digest import message_digest
-from proxy.core.message import Call, Message, Part, Span
+from compaction_proxy.core.checkpoint_fields import from_fields, to_fields
+from compaction_proxy.core.digest import message_digest
+from compaction_proxy.core.message import Call, Message, Part, Span
 
 # The machine may be busy.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -1,9 +1,9 @@
 """Forms of known clients that are no words of a user."""
 
-from proxy.core.client_forms import find_files, find_user_messages
-from proxy.core.message import Message
-from proxy.core.planner import task_index
-from proxy.core.standing import said_by_users
+from compaction_proxy.core.ledger.active import said_by_users
+from compaction_proxy.core.ledger.client_forms import find_files, find_user_messages
+from compaction_proxy.core.message import Message
+from compaction_proxy.core.planner import task_index
 
 FILES = "I have *added these files to the chat* so you can go ahead and edit them.\n\nsrc/a.py"
 FILES_REPLY = "Ok, any changes I propose will be to those files."

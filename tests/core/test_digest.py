@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core import digest as module
-from proxy.core.digest import (
+from compaction_proxy.core import digest as module
+from compaction_proxy.core.digest import (
     VERSION,
     canonical_arguments,
     chain,
@@ -23,7 +23,7 @@ from proxy.core.digest import (
     outline_digest,
     prefix_digests,
 )
-from proxy.core.message import Call, Message, Part
+from compaction_proxy.core.message import Call, Message, Part
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "digest.json").read_text())
 IMAGE = bytes(range(32))

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.economics import Saving, Standing, pay_back, saving
-from proxy.core.exchange import Exchange
-from proxy.core.price import Price, Tier
+from compaction_proxy.core.cost.price import Price, Tier
+from compaction_proxy.core.cost.savings import Saving, Standing, pay_back, saving
+from compaction_proxy.core.exchange import Exchange
 
 # A dollar a token: input 1, cached 0.1.
 PRICE = Price((Tier(0, 1e6, 1e5, 1e6, 5e6),), "test")

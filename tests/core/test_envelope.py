@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core import envelope
+from compaction_proxy.storage import envelope
 
 TEXT = st.text(st.characters(exclude_categories=()))  # lone surrogates too: clients send them
 VALUES = st.recursive(

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.envelope import pack, unpack
-from proxy.core.event import COMPACTED, Event, from_fields, to_fields
+from compaction_proxy.core.event import COMPACTED, Event, from_fields, to_fields
+from compaction_proxy.storage.envelope import pack, unpack
 
 TEXT = st.text(max_size=8)
 WHOLE = st.none() | st.integers(-5, 10**9)

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from proxy.core.facts import ERROR_CHARACTERS, Observed, observed, one_line
-from proxy.core.message import Call, Message
-from proxy.core.values import values
+from compaction_proxy.core.ledger.facts import ERROR_CHARACTERS, Observed, observed, one_line
+from compaction_proxy.core.ledger.values import values
+from compaction_proxy.core.message import Call, Message
 
 
 @pytest.mark.parametrize(

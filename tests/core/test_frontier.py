@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.frontier import Frontier, RequestState, read_frontier, read_reply
-from proxy.core.message import Call, Message
-from proxy.core.orders import orders
+from compaction_proxy.core.ledger.frontier import Frontier, RequestState, read_frontier, read_reply
+from compaction_proxy.core.message import Call, Message
+from compaction_proxy.core.summary.injection import orders
 
 BUG = "Please fix the login bug."
 DOCS = "Update the docs of the API."

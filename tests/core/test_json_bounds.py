@@ -2,9 +2,9 @@
 
 import pytest
 
-from proxy.core.digest import canonical_arguments
-from proxy.core.json_bounds import MAX_BRACKETS, is_crowded
-from proxy.core.tokens import definition_piece
+from compaction_proxy.core.digest import canonical_arguments
+from compaction_proxy.core.json_bounds import MAX_BRACKETS, is_crowded
+from compaction_proxy.core.token_rules import definition_piece
 
 
 @pytest.mark.parametrize("bracket", ["[", "{"])

@@ -3,7 +3,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core import keys
+from compaction_proxy.storage import keys
 
 ROOT = bytes(32)
 PREFIXES = [b"\x01" * 32, b"\x02" * 32]

@@ -1,7 +1,7 @@
 """The floor of the ladder: each rung only as far as needed, and what stays whole on it."""
 
-from proxy.core.ladder import GONE, WHOLE, squeeze
-from proxy.core.message import Call, Message
+from compaction_proxy.core.message import Call, Message
+from compaction_proxy.core.truncate import GONE, WHOLE, squeeze
 
 SYSTEM = Message("system", "rules", tokens=100)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.language import language
+from compaction_proxy.core.ledger.language import language
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core import ledger as ledger_module
-from proxy.core.ledger import (
+from compaction_proxy.core.ledger import ledger as ledger_module
+from compaction_proxy.core.ledger.ledger import (
     MAX_RULES,
     PIN,
     Entry,
@@ -23,8 +23,8 @@ from proxy.core.ledger import (
     rendered,
     rules,
 )
-from proxy.core.ledger_text import read_rendered
-from proxy.core.message import Call, Message
+from compaction_proxy.core.ledger.ledger_text import read_rendered
+from compaction_proxy.core.message import Call, Message
 
 KIT_REASON = "compaction-conformance-kit is not installed"
 

@@ -5,20 +5,20 @@ import time
 
 import pytest
 
-from proxy.core.actions import read_action
-from proxy.core.defang import defanged
-from proxy.core.extract import extractive
-from proxy.core.facts import shown
-from proxy.core.frontier import RequestState, read_frontier, read_reply
-from proxy.core.language import language
-from proxy.core.masks import masked_text
-from proxy.core.message import Call, Message
-from proxy.core.orders import orders
-from proxy.core.policy import STRATEGIES
-from proxy.core.request_states import correct_states
-from proxy.core.transcript import transcript
-from proxy.core.verifying import verified
-from proxy.errors import SummaryFailed
+from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.ledger.actions import read_action
+from compaction_proxy.core.ledger.facts import shown
+from compaction_proxy.core.ledger.frontier import RequestState, read_frontier, read_reply
+from compaction_proxy.core.ledger.language import language
+from compaction_proxy.core.masking import masked_text
+from compaction_proxy.core.message import Call, Message
+from compaction_proxy.core.sanitize import defanged
+from compaction_proxy.core.strategies import STRATEGIES
+from compaction_proxy.core.summary.extractive import extractive
+from compaction_proxy.core.summary.injection import orders
+from compaction_proxy.core.summary.request_states import correct_states
+from compaction_proxy.core.summary.transcript import transcript
+from compaction_proxy.core.summary.verify import verified
 
 CHARACTERS = 40_000
 # In seconds a character; fifty times what is meant: a shared machine is slow at times.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.masks import (
+from compaction_proxy.core.masking import (
     ARGUMENT_CHARACTERS,
     ERROR_CHARACTERS,
     answered_calls,
@@ -16,7 +16,7 @@ from proxy.core.masks import (
     one_line,
     subject,
 )
-from proxy.core.message import Call, Message
+from compaction_proxy.core.message import Call, Message
 
 # The machine may be busy.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.digest import message_digest
-from proxy.core.message import Call, Message, Span, exchanges, latest_user, unit_start, units
+from compaction_proxy.core.digest import message_digest
+from compaction_proxy.core.message import Call, Message, Span, exchanges, latest_user, unit_start, units
 
 SYSTEM = Message("system", "rules")
 USER = Message("user", "do it")

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from proxy.core.model_names import bare_name, by_prefix, is_new_claude
+from compaction_proxy.core.model_names import bare_name, by_prefix, is_new_claude
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 
-from proxy.core.message import Call, Message
-from proxy.core.mover import RequestEnd, find_moving, is_followed, take_end
+from compaction_proxy.core.message import Call, Message
+from compaction_proxy.core.mover import RequestEnd, find_moving, is_followed, take_end
 
 
 def messages(said: str) -> list[Message]:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.facts import Observed, observed
-from proxy.core.message import Message
-from proxy.core.named_values import find_named_values
+from compaction_proxy.core.ledger.facts import Observed, observed
+from compaction_proxy.core.ledger.named_values import find_named_values
+from compaction_proxy.core.message import Message
 
 KINDS = frozenset({"code", "id", "date", "money", "email", "url", "version", "commit", "host", "path"})
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.optimum import Growing, Optimum, optimal_trigger
-from proxy.core.price import Price, Tier
+from compaction_proxy.core.cost.optimal_trigger import Growing, Optimum, optimal_trigger
+from compaction_proxy.core.cost.price import Price, Tier
 
 REQUESTS, GROWTH, FIXED, AFTER, SUMMARY = 200, 2_000, 8_000, 20_000, 2_000
 CHEAP = Price((Tier(0, 0.1, 0.1, 0.1, 0.5),), "test")

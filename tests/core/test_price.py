@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.price import Price, Tier
+from compaction_proxy.core.cost.price import Price, Tier
 
 FLAT = Price((Tier(0, 2.0, 0.5, 2.5, 8.0),), "test")
 TIERED = Price((Tier(0, 2.0, 0.5, 2.5, 8.0), Tier(1_000, 4.0, 1.0, 5.0, 12.0)), "test")

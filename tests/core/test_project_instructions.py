@@ -2,11 +2,11 @@
 
 import pytest
 
-from proxy.core.message import Instruction, Message, Span, latest_user
-from proxy.core.planner import task_index
-from proxy.core.project_instructions import MAX_BLOCKS, budget_tokens, instruction_id, select
-from proxy.core.render import render
-from proxy.core.summary import task_of
+from compaction_proxy.core.message import Instruction, Message, Span, latest_user
+from compaction_proxy.core.planner import task_index
+from compaction_proxy.core.project_instructions import MAX_BLOCKS, budget_tokens, instruction_id, select
+from compaction_proxy.core.render import render
+from compaction_proxy.core.summary.prompt import task_of
 
 
 def block(path: str, tokens: int = 100, kind: str = "instructions") -> Message:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.defang import defanged
-from proxy.core.language import language
-from proxy.core.message import Call, Message
-from proxy.core.policy import CHAINED, STRATEGIES
-from proxy.core.summary import prompt
+from compaction_proxy.core.ledger.language import language
+from compaction_proxy.core.message import Call, Message
+from compaction_proxy.core.sanitize import defanged
+from compaction_proxy.core.strategies import CHAINED, STRATEGIES
+from compaction_proxy.core.summary.prompt import prompt
 
 NAMES = sorted({row.summary.prompt for row in STRATEGIES.values() if row.summary})
 assert CHAINED.summary is not None
@@ -140,7 +140,7 @@ UNSEEN = re.compile(
 
 
 def text_of(name: str) -> str:
-    return files("proxy").joinpath("prompts", f"{name}.md").read_text(encoding="utf-8")
+    return files("compaction_proxy").joinpath("prompts", f"{name}.md").read_text(encoding="utf-8")
 
 
 def asked(text: str, role: str = "tool") -> str:
@@ -150,7 +150,9 @@ def asked(text: str, role: str = "tool") -> str:
 
 
 def test_every_row_that_summarises_has_a_prompt_file_and_no_file_is_without_a_row() -> None:
-    found = {each.name.removesuffix(".md") for each in files("proxy").joinpath("prompts").iterdir()}
+    found = {
+        each.name.removesuffix(".md") for each in files("compaction_proxy").joinpath("prompts").iterdir()
+    }
 
     assert found == set(NAMES) == set(SECTIONS)
 

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.checkpoint import Checkpoint, deepest, stands
-from proxy.core.checkpoint_fields import from_fields, to_fields
-from proxy.core.digest import message_digest
-from proxy.core.ladder import GONE, WHOLE, squeeze
-from proxy.core.masks import first_to_go
-from proxy.core.message import Call, Message, Part, latest_user, units
-from proxy.core.planner import Plan, plan, task_index, unchanged, with_edits
-from proxy.core.policy import STRATEGIES, Policy
-from proxy.core.render import render
-from proxy.core.repair import alternate, repair
-from proxy.core.tail import Room, chain_records, sizes
+from compaction_proxy.core.checkpoint import Checkpoint, deepest, stands
+from compaction_proxy.core.checkpoint_fields import from_fields, to_fields
+from compaction_proxy.core.digest import message_digest
+from compaction_proxy.core.masking import first_to_go
+from compaction_proxy.core.message import Call, Message, Part, latest_user, units
+from compaction_proxy.core.planner import Plan, plan, task_index, unchanged, with_edits
+from compaction_proxy.core.render import render
+from compaction_proxy.core.repair import alternate, repair
+from compaction_proxy.core.strategies import STRATEGIES, Policy
+from compaction_proxy.core.tail import Room, chain_records, sizes
+from compaction_proxy.core.truncate import GONE, WHOLE, squeeze
 
 FULL_RUN = settings.get_current_profile_name() == "full"
 # The machine may be busy.

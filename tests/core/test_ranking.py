@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.ranking import PASSAGE_CHARACTERS, Ranking, Scores, densest
+from compaction_proxy.recall.ranking import PASSAGE_CHARACTERS, Ranking, Scores, densest
 
 ROWS = 20
 ALONE = Ranking(near=())

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-import proxy
-from proxy.admin.ui import words
-from proxy.compaction.jobs import AHEAD
-from proxy.compaction.replacing import FORCED, QUIET
-from proxy.core import event
-from proxy.core.reasons import DUE, FAMILIES, LEFT, REASONS, known
-from proxy.core.trigger import FIELDS
+import compaction_proxy
+from compaction_proxy.compaction.round_coordinator import FORCED, QUIET
+from compaction_proxy.compaction.round_job import AHEAD
+from compaction_proxy.core import event
+from compaction_proxy.core.reasons import DUE, FAMILIES, LEFT, REASONS, known
+from compaction_proxy.core.trigger import FIELDS
+from compaction_proxy.support import formatting
 
-PACKAGE = Path(proxy.__file__).parent
+PACKAGE = Path(compaction_proxy.__file__).parent
 RAISED = {"CompactionError", "SummaryFailed", "Unreadable", "StoreUnavailable"}
-LISTS = {"reasons.py", "words.py"}
+LISTS = {"reasons.py", "formatting.py"}
 # No event carries them: of a secret, at a start; of a record that is not written; of `POST /v1/compact`.
 OF_NO_EVENT = {"secret-unavailable", "record-unfit", "unreadable"}
 
@@ -79,7 +79,7 @@ def test_whatever_makes_a_round_due_is_known() -> None:
 
 @pytest.mark.parametrize(
     ("told", "list_"),
-    [(words.REASONS, REASONS), (words.CAUSES, DUE), (words.KINDS, event.KINDS)],
+    [(formatting.REASONS, REASONS), (formatting.CAUSES, DUE), (formatting.KINDS, event.KINDS)],
     ids=["reasons", "causes", "kinds"],
 )
 def test_the_pages_have_words_for_each_and_for_nothing_else(

@@ -2,10 +2,10 @@
 
 import pytest
 
-from proxy.core.economics import saving
-from proxy.core.exchange import Exchange
-from proxy.core.price import Price, Tier
-from proxy.core.recall_cost import saving_of
+from compaction_proxy.core.cost.price import Price, Tier
+from compaction_proxy.core.cost.recall_cost import saving_of
+from compaction_proxy.core.cost.savings import saving
+from compaction_proxy.core.exchange import Exchange
 
 PRICE = Price((Tier(0, 2.0, 1.0, 2.0, 10.0),), "test")
 ALONE = Exchange(

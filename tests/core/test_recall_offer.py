@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
-from proxy.core.recall_offer import Tool, offered, takes_tools
+from compaction_proxy.recall.offer import Tool, offered, takes_tools
 
 
 class Recalling(NamedTuple):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.recalled import (
+from compaction_proxy.core.search_tool import (
     DATA,
     LINE_CHARACTERS,
     LINES_WANTED,

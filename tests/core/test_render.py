@@ -5,9 +5,9 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.message import Instruction, Message, Span
-from proxy.core.policy import CHAINED, FULL, SPLIT, Frame
-from proxy.core.render import excerpt, render, stand_in_text
+from compaction_proxy.core.message import Instruction, Message, Span
+from compaction_proxy.core.render import excerpt, render, stand_in_text
+from compaction_proxy.core.strategies import CHAINED, FULL, SPLIT, Frame
 
 # The machine may be busy.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.message import Call, Message
-from proxy.core.repair import GO_ON, NO_RESPONSE, UNDERSTOOD, alternate, repair, sound
+from compaction_proxy.core.message import Call, Message
+from compaction_proxy.core.repair import GO_ON, NO_RESPONSE, UNDERSTOOD, alternate, repair, sound
 
 SYSTEM = Message("system", "rules")
 DEVELOPER = Message("developer", "more rules")

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.frontier import RequestState
-from proxy.core.request_states import correct_states
+from compaction_proxy.core.ledger.frontier import RequestState
+from compaction_proxy.core.summary.request_states import correct_states
 
 FLIGHT = "Change the return flight to May 27."
 BAG = "Add a checked bag to the reservation."

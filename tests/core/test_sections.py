@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.policy import CHAINED, FULL, STRATEGIES
-from proxy.core.sections import Section, has_last_section, repair_sections
+from compaction_proxy.core.strategies import CHAINED, FULL, STRATEGIES
+from compaction_proxy.core.summary.sections import Section, has_last_section, repair_sections
 
 ASKED = (
     Section("### Work Done"),
@@ -94,7 +94,12 @@ def test_whether_the_last_section_that_is_not_optional_is_reached() -> None:
 def test_the_prompt_of_a_strategy_asks_for_exactly_its_sections(row: object) -> None:
     policy = next(each for each in STRATEGIES.values() if each is row)
     assert policy.summary is not None
-    lines = files("proxy").joinpath("prompts", f"{policy.summary.prompt}.md").read_text("utf-8").splitlines()
+    lines = (
+        files("compaction_proxy")
+        .joinpath("prompts", f"{policy.summary.prompt}.md")
+        .read_text("utf-8")
+        .splitlines()
+    )
     headings = [each.heading for each in policy.summary.sections]
     assert [line for line in lines if line in headings] == headings
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.message import Message
-from proxy.core.standing import Standing, said_by_users
+from compaction_proxy.core.ledger.active import Standing, said_by_users
+from compaction_proxy.core.message import Message
 
 SAID = st.sampled_from(
     [

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from proxy.core.cues import Kind
-from proxy.core.statements import STATEMENT_CHARACTERS, statements, stem
+from compaction_proxy.core.ledger.cues import Kind
+from compaction_proxy.core.ledger.statements import STATEMENT_CHARACTERS, statements, stem
 
 
 def kinds(text: str) -> list[Kind | None]:

@@ -6,7 +6,7 @@ import string
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.stems import irregular, root, stem
+from compaction_proxy.recall.stems import irregular, root, stem
 
 _ENDINGS = """
 s sses ies ed eed ing ational tional enci anci izer bli alli entli eli ousli ization ation ator alism iveness

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.message import Call, Message, Part
-from proxy.core.policy import CHAINED
-from proxy.core.summary import (
+from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.message import Call, Message, Part
+from compaction_proxy.core.strategies import CHAINED
+from compaction_proxy.core.summary.prompt import (
     CUT_MARK,
     aligned_prompt,
     clean,
@@ -20,7 +21,6 @@ from proxy.core.summary import (
     transcript,
     validated,
 )
-from proxy.errors import SummaryFailed
 
 assert CHAINED.summary is not None
 SHAPE = CHAINED.summary

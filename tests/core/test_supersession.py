@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.statements import statements
-from proxy.core.supersession import concerns, remainder, supersedes
+from compaction_proxy.core.ledger.statements import statements
+from compaction_proxy.core.ledger.supersession import concerns, remainder, supersedes
 
 
 def replaced(old: str, new: str, *, next_to: bool = False) -> bool:

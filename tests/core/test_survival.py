@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.facts import shown
-from proxy.core.message import Call, Message
-from proxy.core.survival import MAX_FACTS, survived
+from compaction_proxy.core.ledger.facts import shown
+from compaction_proxy.core.message import Call, Message
+from compaction_proxy.core.summary.retention import MAX_FACTS, survived
 
 FAILED = Message("tool", "ValueError: no port in ledger.toml\nexit code 3", answers=("1",))
 CALLED = Message("assistant", calls=(Call("1", "bash", '{"command": "pytest tests/unit -x"}'),))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from proxy.core.message import Call, Message
-from proxy.core.tokens import (
+from compaction_proxy.core.message import Call, Message
+from compaction_proxy.core.token_rules import (
     CHARACTERS,
     TIKTOKEN,
     Rule,

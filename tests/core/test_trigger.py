@@ -2,8 +2,19 @@
 
 import pytest
 
-from proxy.core.budget import Budget
-from proxy.core.trigger import UNKNOWN, Aims, Gained, Marks, Row, aimed, automatic, fired, mark, marks
+from compaction_proxy.core.budget import Budget
+from compaction_proxy.core.trigger import (
+    UNKNOWN,
+    Aims,
+    Gained,
+    Marks,
+    Row,
+    aimed,
+    automatic,
+    fired,
+    mark,
+    marks,
+)
 
 BUDGET = Budget(10_000, usable=8_000, limit=9_000, input_limit=9_500)
 NOTHING_NEW = Gained(messages=0, turns=0, iterations=0)

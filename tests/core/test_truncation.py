@@ -2,8 +2,8 @@
 
 import pytest
 
-from proxy.core.calibration import Calibration
-from proxy.core.truncation import Answered, Verdict, infer_window, judged
+from compaction_proxy.providers.calibration import Calibration
+from compaction_proxy.providers.silent_truncation import Answered, Verdict, infer_window, judged
 
 TRUSTED = Calibration(0.0, 0.02, 3)
 NEW = Calibration(0.0, 0.02, 2)

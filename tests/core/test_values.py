@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core import values as shapes
-from proxy.core.facts import looked_at, shown
-from proxy.core.message import Message
-from proxy.core.statements import statements
-from proxy.core.values import Value, values
+from compaction_proxy.core.ledger import values as shapes
+from compaction_proxy.core.ledger.facts import looked_at, shown
+from compaction_proxy.core.ledger.statements import statements
+from compaction_proxy.core.ledger.values import Value, values
+from compaction_proxy.core.message import Message
 
 CHARACTERS = 64_000
 # In seconds a character; a hundred times what is meant: a shared machine is slow at times.

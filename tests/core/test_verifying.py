@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.message import Call, Message
-from proxy.core.orders import backed, orders
-from proxy.core.verifying import ADDED, ADDED_CALLS, verified
-from proxy.errors import SummaryFailed
+from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.message import Call, Message
+from compaction_proxy.core.summary.injection import backed, orders
+from compaction_proxy.core.summary.verify import ADDED, ADDED_CALLS, verified
 
 SOURCES = [
     Message("user", "Fix src/app/main.py. Never deploy on a Friday. The budget is $1,250.75."),

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.window_table import AS_OF, SOURCE, WINDOWS
-from proxy.core.windows import FALLBACK_WINDOW, known_window, plain_name, tabled
+from compaction_proxy.providers.window_table import AS_OF, SOURCE, WINDOWS
+from compaction_proxy.providers.windows import FALLBACK_WINDOW, known_window, plain_name, tabled
 
 MAX_ROWS = 250
 

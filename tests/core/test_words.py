@@ -7,7 +7,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from proxy.core.words import MAX_QUERY_WORDS, MAX_TERM_CHARACTERS, Query, Term, asked, folded, terms
+from compaction_proxy.recall.tokenize import (
+    MAX_QUERY_WORDS,
+    MAX_TERM_CHARACTERS,
+    Query,
+    Term,
+    asked,
+    folded,
+    terms,
+)
 
 
 def texts(of: str) -> list[str]:

@@ -3,8 +3,8 @@ from functools import cache
 
 import pytest
 
-from proxy.demo.run import table_text
-from proxy.ports import TokenCounter
+from compaction_proxy.cli.demo.run import table_text
+from compaction_proxy.providers.types import TokenCounter
 
 
 class _Words:

@@ -2,9 +2,10 @@ from typing import Any
 
 import pytest
 
-from proxy.demo import brain, script
-from proxy.demo.agent import opening, tool_message
-from proxy.demo.wire import JsonObject, Reply, ToolCall, message_json
+from compaction_proxy.cli.demo import replies as brain
+from compaction_proxy.cli.demo import script
+from compaction_proxy.cli.demo.agent import opening, tool_message
+from compaction_proxy.cli.demo.chat import JsonObject, Reply, ToolCall, message_json
 
 SCRIPT = script.load()
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 import httpx
 import pytest
 
-from proxy.demo.faults import Fault, parse_fault
-from proxy.demo.provider import Provider, Settings, create_provider
-from proxy.demo.wire import JsonObject
-from proxy.ports import TokenCounter
-from proxy.serving import served
+from compaction_proxy.cli.demo.chat import JsonObject
+from compaction_proxy.cli.demo.faults import Fault, parse_fault
+from compaction_proxy.cli.demo.provider import Provider, Settings, create_provider
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.types import TokenCounter
 
 BODY: JsonObject = {"model": "demo-agent", "messages": [{"role": "user", "content": "hello there " * 20}]}
 STREAM = {**BODY, "stream": True}

@@ -2,11 +2,11 @@ import json
 
 import httpx
 
-from proxy.demo.provider import Settings, create_provider
-from proxy.demo.signing import signature
-from proxy.demo.wire import JsonObject
-from proxy.ports import TokenCounter
-from proxy.serving import served
+from compaction_proxy.cli.demo.chat import JsonObject
+from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.cli.demo.signing import signature
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.types import TokenCounter
 
 HEADERS = {"anthropic-version": "2023-06-01"}
 USER = {"role": "user", "content": "hello there"}

@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from proxy.demo.messages_binding import beginning
-from proxy.demo.messages_refusal import judge, judge_counting
-from proxy.demo.messages_wire import overflow
-from proxy.demo.signing import sealed, signature
+from compaction_proxy.cli.demo.messages_binding import beginning
+from compaction_proxy.cli.demo.messages_refusal import judge, judge_counting
+from compaction_proxy.cli.demo.messages_wire import overflow
+from compaction_proxy.cli.demo.signing import sealed, signature
 
 USER = {"role": "user", "content": "hello"}
 SAID = {"role": "assistant", "content": "hi"}

@@ -3,9 +3,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.demo.prompt import Meter, PrefixCache
-from proxy.demo.wire import Reply, ToolCall, pieces
-from proxy.ports import TokenCounter
+from compaction_proxy.cli.demo.chat import Reply, ToolCall, pieces
+from compaction_proxy.cli.demo.prompt import Meter, PrefixCache
+from compaction_proxy.providers.types import TokenCounter
 
 CALL = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{ }"}}
 

@@ -1,12 +1,14 @@
 from pathlib import Path
 
-from proxy.demo.readme import shown, updated
+from compaction_proxy.cli.demo.readme import shown, updated
 
 README = Path(__file__).parents[2] / "README.md"
 
 
 def test_the_readme_shows_what_the_demo_prints(demo_text: str) -> None:
-    assert shown(README.read_text("utf-8")) == demo_text, "run `python -m proxy.demo.readme README.md`"
+    assert shown(README.read_text("utf-8")) == demo_text, (
+        "run `python -m compaction_proxy.cli.demo.readme README.md`"
+    )
 
 
 def test_only_the_block_is_replaced() -> None:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from proxy.demo.refusal import Refusal, judge, overflow
+from compaction_proxy.cli.demo.validation import Refusal, judge, overflow
 
 USER = {"role": "user", "content": "hello"}
 

@@ -6,10 +6,10 @@ import httpx
 import openai
 import pytest
 
-from proxy.demo.provider import Settings, create_provider
-from proxy.demo.wire import JsonObject
-from proxy.ports import TokenCounter
-from proxy.serving import served
+from compaction_proxy.cli.demo.chat import JsonObject
+from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.types import TokenCounter
 
 HELLO: JsonObject = {"model": "demo-agent", "input": "hello there"}
 ECHO = 'You said "hello there". I was sent 1 messages.'

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from proxy.demo.responses_refusal import judge
-from proxy.demo.signing import sealed
+from compaction_proxy.cli.demo.responses_refusal import judge
+from compaction_proxy.cli.demo.signing import sealed
 
 USER = {"role": "user", "content": "hello"}
 SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}

@@ -1,7 +1,7 @@
 import json
 
-from proxy.adapters.tiktoken_counter import TiktokenCounter
-from proxy.demo.script import load
+from compaction_proxy.cli.demo.script import load
+from compaction_proxy.providers.tokenizers import TiktokenCounter
 
 SCRIPT = load()
 

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 
-from proxy.demo.provider import Provider, Settings, create_provider
-from proxy.demo.script import load
-from proxy.demo.wire import JsonObject
-from proxy.ports import TokenCounter
-from proxy.serving import served
+from compaction_proxy.cli.demo.chat import JsonObject
+from compaction_proxy.cli.demo.provider import Provider, Settings, create_provider
+from compaction_proxy.cli.demo.script import load
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.types import TokenCounter
 
 SCRIPT = load()
 HEADERS = {"anthropic-version": "2023-06-01"}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.config.model import Config
-from proxy.config.sources import load
+from compaction_proxy.config.config import Config
+from compaction_proxy.config.loader import load
 
 ROOT = Path(__file__).resolve().parents[2]
 STORE_URL = "COMPACTION_PROXY__STORE__URL"

@@ -52,7 +52,7 @@ print(json.dumps({"status": status, "started": started, "ready": ready, "after o
 
 
 def serve() -> list[str]:
-    return [sys.executable, "-m", "proxy", "serve", "--port", "0"]
+    return [sys.executable, "-m", "compaction_proxy", "serve", "--port", "0"]
 
 
 def test_it_starts_without_a_network_and_does_not_try_to_reach_one(tmp_path: Path) -> None:

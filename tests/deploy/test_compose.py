@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.cli.foreground import patience
-from proxy.config.sections import ServerSection
+from compaction_proxy.cli.serve import patience
+from compaction_proxy.config.sections import ServerSection
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("docker-compose.yml", "deploy/compose/secrets.yml")

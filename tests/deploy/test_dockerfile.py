@@ -336,7 +336,9 @@ def test_the_image_holds_compiled_code_and_nothing_that_builds_or_tests(built: G
     assert {"compaction_proxy", "redis", "cryptography", "toktok_rs"} <= names
     found = {path.name for path in built.root.rglob("*") if path.name in {"pip", "uv", "ensurepip", "gcc"}}
     assert found == set()
-    modules = {path.stem for path in (packages / "proxy").glob("*.py")}
-    compiled = {path.name.partition(".")[0] for path in (packages / "proxy" / "__pycache__").glob("*.pyc")}
+    modules = {path.stem for path in (packages / "compaction_proxy").glob("*.py")}
+    compiled = {
+        path.name.partition(".")[0] for path in (packages / "compaction_proxy" / "__pycache__").glob("*.pyc")
+    }
     assert modules <= compiled
-    assert not (packages / "proxy").is_symlink()
+    assert not (packages / "compaction_proxy").is_symlink()

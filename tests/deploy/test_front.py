@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.demo.provider import AGENT_MODEL, Provider, Settings
-from proxy.serving import served
+from compaction_proxy.cli.demo.provider import AGENT_MODEL, Provider, Settings
+from compaction_proxy.gateway.server import served
 from tests.free_ports import find_free_port
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"

@@ -13,8 +13,8 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from proxy.cli.foreground import patience
-from proxy.config.sections import ServerSection
+from compaction_proxy.cli.serve import patience
+from compaction_proxy.config.sections import ServerSection
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "compaction-proxy"

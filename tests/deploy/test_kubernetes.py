@@ -12,8 +12,8 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from proxy.cli.foreground import patience
-from proxy.config.sections import ServerSection
+from compaction_proxy.cli.serve import patience
+from compaction_proxy.config.sections import ServerSection
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
@@ -150,7 +150,7 @@ def serving(environ: dict[str, str], folder: Path) -> Iterator[str]:
     """The base URL of a proxy with a container's settings; `/data` is a folder."""
     placed = {name: value.replace("/data/", f"{folder}/") for name, value in environ.items()}
     with subprocess.Popen(
-        [sys.executable, "-m", "proxy", "serve", "--port", "0", "--host", "127.0.0.1"],
+        [sys.executable, "-m", "compaction_proxy", "serve", "--port", "0", "--host", "127.0.0.1"],
         cwd=folder,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **placed},
         stdout=subprocess.PIPE,

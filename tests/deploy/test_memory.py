@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.body_budget import default_budget
-from proxy.config.sections import ServerSection
+from compaction_proxy.config.sections import ServerSection
+from compaction_proxy.gateway.body_budget import default_budget
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = {"g": 1024**3, "G": 1024**3, "Gi": 1024**3, "Mi": 1024**2}

@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.app import create_app
-from proxy.serving import served
+from compaction_proxy.app import create_app
+from compaction_proxy.gateway.server import served
 
 ROOT = Path(__file__).resolve().parents[2]
 APP = ROOT / "deploy" / "examples" / "app" / "app.py"
@@ -33,7 +33,7 @@ def services(documents: Any) -> dict[str, dict[str, Any]]:
 async def demo_provider(command: list[str]) -> AsyncIterator[str]:
     """The demo provider, run by the compose file's command on a free port; its base URL."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "proxy", *command, "--port", "0"),
+        *(sys.executable, "-m", "compaction_proxy", *command, "--port", "0"),
         cwd=ROOT, env={"PATH": os.environ["PATH"]}, stdout=PIPE,
     )  # fmt: skip
     try:
@@ -85,7 +85,14 @@ async def test_an_app_that_only_knows_a_base_url_talks_through_the_proxy(
 
 def test_a_demo_provider_without_a_port_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        command = [sys.executable, "-m", "proxy", "demo-provider", "--port", str(taken.getsockname()[1])]
+        command = [
+            sys.executable,
+            "-m",
+            "compaction_proxy",
+            "demo-provider",
+            "--port",
+            str(taken.getsockname()[1]),
+        ]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
     assert "cannot listen on 127.0.0.1" in done.stderr

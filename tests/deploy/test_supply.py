@@ -62,7 +62,7 @@ def test_the_wheel_holds_the_package_and_nothing_that_runs_by_itself(wheel: ZipF
     assert [name for name in names if Path(name).suffix in {".pth", ".so", ".pyd", ".dll", ".exe"}] == []
     tops = {name.partition("/")[0] for name in names}
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-    assert tops == {"proxy", f"compaction_proxy-{version}.dist-info"}
+    assert tops == {"compaction_proxy", f"compaction_proxy-{version}.dist-info"}
 
 
 def test_the_wheel_asks_for_what_the_project_names(wheel: ZipFile) -> None:

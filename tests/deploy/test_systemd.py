@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from proxy.cli.foreground import patience
-from proxy.config.sections import ServerSection
+from compaction_proxy.cli.serve import patience
+from compaction_proxy.config.sections import ServerSection
 
 UNIT = Path(__file__).resolve().parents[2] / "deploy" / "systemd" / "compaction-proxy.service"
 TEXT = UNIT.read_text(encoding="utf-8")

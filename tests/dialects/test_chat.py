@@ -10,18 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.message import Message
-from proxy.dialects.body import (
-    Body,
-    probe_body,
-    read,
-    with_output,
-    write,
-)
-from proxy.dialects.chat.message import message
-from proxy.dialects.chat.wire import CHAT
-from proxy.dialects.guesses import Mentioned, has_media, models_named, outputs_named
-from proxy.errors import Unreadable
+from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.core.message import Message
+from compaction_proxy.wires.body import Body, probe_body, read, with_output, write
+from compaction_proxy.wires.chat.messages import message
+from compaction_proxy.wires.chat.wire import CHAT
+from compaction_proxy.wires.prescan import Mentioned, has_media, models_named, outputs_named
 
 # The machine may be busy.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.digest import message_digest
-from proxy.core.message import Call, Message, Part
-from proxy.dialects.chat.message import compose, message, shortened
-from proxy.dialects.chat.parts import UNKNOWN_PART_TOKENS, part_tokens
-from proxy.dialects.shortening import LONG_ARGUMENT
-from proxy.errors import Unreadable
+from compaction_proxy.core.digest import message_digest
+from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.core.message import Call, Message, Part
+from compaction_proxy.wires.chat.messages import compose, message, shortened
+from compaction_proxy.wires.chat.parts import UNKNOWN_PART_TOKENS, part_tokens
+from compaction_proxy.wires.json.shorten import LONG_ARGUMENT
 
 # The machine may be busy.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

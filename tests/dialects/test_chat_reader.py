@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects import reader as chat_reader
-from proxy.dialects.body import Body, read
-from proxy.dialects.chat.wire import CHAT
-from proxy.dialects.reader import KEY_BYTES, Reader
-from proxy.errors import Unreadable
+from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.wires import incremental_reader as chat_reader
+from compaction_proxy.wires.body import Body, read
+from compaction_proxy.wires.chat.wire import CHAT
+from compaction_proxy.wires.incremental_reader import KEY_BYTES, Reader
 
 # The machine may be busy.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.responses.compaction_item import (
+from compaction_proxy.wires.responses.compaction_item import (
     TOKEN_PREFIX,
     build_item,
     build_response,

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.message import Message
-from proxy.core.summary_call import Conversation, SummaryAnswer, SummaryCall
-from proxy.dialects.chat.completion import (
+from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.message import Message
+from compaction_proxy.core.summary.call import Conversation, SummaryAnswer, SummaryCall
+from compaction_proxy.wires.chat.summary_call import (
     CLIENT_EFFORT_ALLOWANCE_TOKENS,
     REASONING_ALLOWANCE_TOKENS,
     answer,
@@ -19,7 +20,6 @@ from proxy.dialects.chat.completion import (
     request_body,
     takes_cache_key,
 )
-from proxy.errors import SummaryFailed
 
 # The machine may be busy.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

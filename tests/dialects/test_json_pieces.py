@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects import json_pieces
-from proxy.dialects.json_pieces import crowded, pieces, smoothed
+from compaction_proxy.wires.json import pieces as json_pieces
+from compaction_proxy.wires.json.pieces import crowded, pieces, smoothed
 
 UNHURRIED = settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]

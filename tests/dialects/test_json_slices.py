@@ -2,8 +2,8 @@
 
 import pytest
 
-from proxy.dialects.json_slices import MAX_STRUCTURAL, elements, members
-from proxy.errors import Unreadable
+from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.wires.json.slices import MAX_STRUCTURAL, elements, members
 
 DEEP = b"[" * 100_000
 

@@ -5,8 +5,8 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.chat import kept
-from proxy.dialects.chat.kept import Kept
+from compaction_proxy.wires.chat import kept
+from compaction_proxy.wires.chat.kept import Kept
 
 
 @given(st.lists(st.binary(max_size=40_000).map(lambda each: each.replace(b"\0", b"")), max_size=8))

@@ -11,27 +11,27 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects import json_pieces, json_slices, long_json
-from proxy.errors import Unreadable
+from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.wires.json import large, pieces, slices
 
 UNHURRIED = settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
-SHORTEST_PIECE = json_pieces._ESCAPE_BYTES + 4  # room for an escape and a step
+SHORTEST_PIECE = pieces._ESCAPE_BYTES + 4  # room for an escape and a step
 
 
 @pytest.fixture(autouse=True)
 def little_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_json, "LONG_BYTES", 4)
-    monkeypatch.setattr(long_json, "PIECE_BYTES", SHORTEST_PIECE)
-    monkeypatch.setattr(json_pieces, "PIECE_BYTES", SHORTEST_PIECE)
-    monkeypatch.setattr(json_slices, "SHORT_BYTES", 4)
-    monkeypatch.setattr(long_json, "_MANY", 3)
+    monkeypatch.setattr(large, "LONG_BYTES", 4)
+    monkeypatch.setattr(large, "PIECE_BYTES", SHORTEST_PIECE)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", SHORTEST_PIECE)
+    monkeypatch.setattr(slices, "SHORT_BYTES", 4)
+    monkeypatch.setattr(large, "_MANY", 3)
 
 
 def outcome(raw: bytes, *, whole: bool) -> Any:
     try:
-        return long_json.plain(raw) if whole else long_json.value(raw)
+        return large.plain(raw) if whole else large.value(raw)
     except Unreadable as refused:
         return refused.reason
 
@@ -97,16 +97,16 @@ def test_a_long_string_is_nowhere_decoded_in_one_call(
         sizes.append(len(part))
         return plain(part)
 
-    plain = long_json.plain
-    monkeypatch.setattr(long_json, "plain", noted)
-    assert long_json.value(raw) == json.loads(raw)
-    assert max(sizes) <= SHORTEST_PIECE + json_pieces._ESCAPE_BYTES + len('""')
+    plain = large.plain
+    monkeypatch.setattr(large, "plain", noted)
+    assert large.value(raw) == json.loads(raw)
+    assert max(sizes) <= SHORTEST_PIECE + pieces._ESCAPE_BYTES + len('""')
 
 
 @pytest.mark.parametrize("item", ["[]", "{}", "7", '{"a":7}'])
 def test_what_no_model_could_read_is_refused_undecoded(monkeypatch: pytest.MonkeyPatch, item: str) -> None:
-    monkeypatch.setattr(long_json, "MAX_STRUCTURAL", 100)
-    monkeypatch.setattr(long_json, "plain", None)
+    monkeypatch.setattr(large, "MAX_STRUCTURAL", 100)
+    monkeypatch.setattr(large, "plain", None)
     raw = f'{{"content":[{",".join([item] * 101)}]}}'.encode()
     assert outcome(raw, whole=False) == "too-many"
 
@@ -128,7 +128,7 @@ def test_what_base64_says_is_digested_as_a_whole(text: str) -> None:
     except ValueError:
         expected = None
     try:
-        found = long_json.base64_sha256(text)
+        found = large.base64_sha256(text)
     except ValueError:
         found = None
     assert found == expected

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.digest import message_digest
-from proxy.core.message import Call, Message, Part
-from proxy.dialects.body import read, write
-from proxy.dialects.chat.message import message as chat_message
-from proxy.dialects.messages.message import FAILED, message
-from proxy.dialects.messages.wire import MESSAGES
-from proxy.errors import Overloaded, RequestRefused, Unreadable, UpstreamError
+from compaction_proxy.core.digest import message_digest
+from compaction_proxy.core.errors import Overloaded, RequestRefused, Unreadable, UpstreamError
+from compaction_proxy.core.message import Call, Message, Part
+from compaction_proxy.wires.body import read, write
+from compaction_proxy.wires.chat.messages import message as chat_message
+from compaction_proxy.wires.messages.messages import FAILED, message
+from compaction_proxy.wires.messages.wire import MESSAGES
 
 # The machine may be busy.
 UNHURRIED = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from proxy.core.message import Message
-from proxy.core.summary_call import Conversation, SummaryAnswer, SummaryCall
-from proxy.dialects.body import read
-from proxy.dialects.messages.completion import (
+from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.message import Message
+from compaction_proxy.core.summary.call import Conversation, SummaryAnswer, SummaryCall
+from compaction_proxy.wires.body import read
+from compaction_proxy.wires.messages.messages import message
+from compaction_proxy.wires.messages.summary_call import (
     CLIENT_ALLOWANCE_TOKENS,
     UNASKED_ALLOWANCE_TOKENS,
     allowance_tokens,
     own_members,
 )
-from proxy.dialects.messages.message import message
-from proxy.dialects.messages.wire import MESSAGES
-from proxy.errors import SummaryFailed
+from compaction_proxy.wires.messages.wire import MESSAGES
 
 CALL = SummaryCall(
     url="http://x/v1/messages",

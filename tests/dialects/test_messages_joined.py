@@ -9,14 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.message import Message, units
-from proxy.core.repair import GO_ON, repair
-from proxy.dialects.body import read
-from proxy.dialects.messages.message import message
-from proxy.dialects.messages.thoughts import has_thoughts
-from proxy.dialects.messages.wire import MESSAGES
-from proxy.dialects.reader import KEY_BYTES, Reader
-from proxy.errors import Unreadable
+from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.core.message import Message, units
+from compaction_proxy.core.repair import GO_ON, repair
+from compaction_proxy.wires.body import read
+from compaction_proxy.wires.incremental_reader import KEY_BYTES, Reader
+from compaction_proxy.wires.messages.messages import message
+from compaction_proxy.wires.messages.thinking import has_thoughts
+from compaction_proxy.wires.messages.wire import MESSAGES
 
 # The machine may be busy.
 UNHURRIED = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.body import read, write
-from proxy.dialects.messages.wire import MESSAGES
+from compaction_proxy.wires.body import read, write
+from compaction_proxy.wires.messages.wire import MESSAGES
 
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "c2ln"}
 SEALED = {"type": "redacted_thinking", "data": "c2VhbGVk"}

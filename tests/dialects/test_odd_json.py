@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects.body import read, write
-from proxy.dialects.dialect import Dialect
-from proxy.dialects.wires import WIRES
-from proxy.errors import SummaryFailed, Unreadable
+from compaction_proxy.core.errors import SummaryFailed, Unreadable
+from compaction_proxy.wires.body import read, write
+from compaction_proxy.wires.registry import WIRES
+from compaction_proxy.wires.wire import Dialect
 
 KINDS = (
     *("text", "tool_use", "tool_result", "thinking", "image", "document", "server_tool_use"),

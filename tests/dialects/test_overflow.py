@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.overflow import MAX_BODY_BYTES, Overflow, detect
+from compaction_proxy.wires.context_errors import MAX_BODY_BYTES, Overflow, detect
 
 GENEROUS_S = 5.0  # of the processor; a hundred times what it may take
 

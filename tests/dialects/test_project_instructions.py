@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from proxy.core.message import Instruction, Message, Source
-from proxy.core.repair import alternate
-from proxy.counting import Counting
-from proxy.dialects.body import read
-from proxy.dialects.chat.wire import CHAT
-from proxy.dialects.dialect import Dialect
-from proxy.dialects.messages.wire import MESSAGES
-from proxy.dialects.project_instructions import (
+from compaction_proxy.compaction.message_reader import Gauge, Listed, Reading
+from compaction_proxy.core.message import Instruction, Message, Source
+from compaction_proxy.core.repair import alternate
+from compaction_proxy.providers.token_counting import Counting
+from compaction_proxy.wires.body import read
+from compaction_proxy.wires.chat.wire import CHAT
+from compaction_proxy.wires.messages.wire import MESSAGES
+from compaction_proxy.wires.project_instructions import (
     CLIENTS,
     divide,
     find_client,
@@ -21,8 +21,8 @@ from proxy.dialects.project_instructions import (
     find_client_by_prompt,
     join_sources,
 )
-from proxy.dialects.responses.wire import RESPONSES
-from proxy.reading import Gauge, Listed, Reading
+from compaction_proxy.wires.responses.wire import RESPONSES
+from compaction_proxy.wires.wire import Dialect
 
 CONTEXT = (
     "<system-reminder>\nAs you answer the user's questions, you can use the following context:\n# claudeMd\n"

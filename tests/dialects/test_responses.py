@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.message import Call, Message, units
-from proxy.core.repair import repair
-from proxy.dialects.body import Body, read, write
-from proxy.dialects.chat.message import message as chat_message
-from proxy.dialects.reader import KEY_BYTES, Reader
-from proxy.dialects.responses.wire import RESPONSES
-from proxy.errors import Unreadable
+from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.core.message import Call, Message, units
+from compaction_proxy.core.repair import repair
+from compaction_proxy.wires.body import Body, read, write
+from compaction_proxy.wires.chat.messages import message as chat_message
+from compaction_proxy.wires.incremental_reader import KEY_BYTES, Reader
+from compaction_proxy.wires.responses.wire import RESPONSES
 
 # The machine may be busy.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

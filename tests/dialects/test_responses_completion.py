@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from proxy.core.summary_call import Conversation, SummaryAnswer, SummaryCall
-from proxy.dialects.chat.completion import (
+from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.summary.call import Conversation, SummaryAnswer, SummaryCall
+from compaction_proxy.wires.chat.summary_call import (
     CLIENT_EFFORT_ALLOWANCE_TOKENS,
     REASONING_ALLOWANCE_TOKENS,
     refused_member,
 )
-from proxy.dialects.responses.wire import RESPONSES
-from proxy.errors import SummaryFailed
+from compaction_proxy.wires.responses.wire import RESPONSES
 
 CALL = SummaryCall(
     url="http://x/v1/responses",

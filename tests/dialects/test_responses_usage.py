@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.dialect import Usage
-from proxy.dialects.messages.usage import usage_tap as messages_tap
-from proxy.dialects.responses.usage import usage_tap as responses_tap
-from proxy.dialects.usage import UsageTap
+from compaction_proxy.wires.messages.usage import usage_tap as messages_tap
+from compaction_proxy.wires.responses.usage import usage_tap as responses_tap
+from compaction_proxy.wires.usage import UsageTap
+from compaction_proxy.wires.wire import Usage
 
 STREAM = "text/event-stream"
 KEPT_BYTES = 65_536

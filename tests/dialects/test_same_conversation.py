@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from proxy.core.digest import prefix_digests
-from proxy.dialects.body import read
-from proxy.dialects.wires import WIRES
+from compaction_proxy.core.digest import prefix_digests
+from compaction_proxy.wires.body import read
+from compaction_proxy.wires.registry import WIRES
 
 MARK = {"cache_control": {"type": "ephemeral"}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": '{"a": 1, "b": 2}'}}

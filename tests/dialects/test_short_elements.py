@@ -5,11 +5,11 @@ from functools import partial
 
 import pytest
 
-from proxy.dialects.body import read
-from proxy.dialects.chat.wire import CHAT
-from proxy.dialects.json_slices import MAX_MEMBERS, MAX_UNSEEN_BYTES, elements, members
-from proxy.dialects.reader import Reader
-from proxy.errors import Unreadable
+from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.wires.body import read
+from compaction_proxy.wires.chat.wire import CHAT
+from compaction_proxy.wires.incremental_reader import Reader
+from compaction_proxy.wires.json.slices import MAX_MEMBERS, MAX_UNSEEN_BYTES, elements, members
 
 SAID = b'{"role":"user","content":"hello"}'
 

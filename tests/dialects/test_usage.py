@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.usage import usage_tap
-from proxy.dialects.dialect import Usage
+from compaction_proxy.wires.chat.usage import usage_tap
+from compaction_proxy.wires.wire import Usage
 
 STREAM = "text/event-stream; charset=utf-8"
 JSON = "application/json"

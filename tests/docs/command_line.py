@@ -5,8 +5,8 @@ import sys
 
 import typer
 
-from proxy.cli import app
-from proxy.config.sources import load
+from compaction_proxy.cli.main import app
+from compaction_proxy.config.loader import load
 
 ENDLESS = {"serve", "watch", "demo"}
 

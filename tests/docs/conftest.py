@@ -14,19 +14,19 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from pydantic import SecretStr
 
-from proxy.adapters.character_counter import CharacterCounter
-from proxy.app import create_app
-from proxy.config import Config
-from proxy.config.sections import (
+from compaction_proxy.app import create_app
+from compaction_proxy.cli.demo.provider import SUMMARY_MODEL, Settings, create_provider
+from compaction_proxy.config import Config
+from compaction_proxy.config.sections import (
     CompactionSection,
     ModelSection,
     ServerSection,
     StoreSection,
     SummarySection,
 )
-from proxy.config.upstream import UpstreamSection
-from proxy.demo.provider import SUMMARY_MODEL, Settings, create_provider
-from proxy.serving import served
+from compaction_proxy.config.upstream import UpstreamSection
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.character_counter import CharacterCounter
 from tests.docs.pretended import PROGRAMS
 
 HERE = Path(__file__).parent

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from openai.types.chat import ChatCompletionUserMessageParam
 
-from proxy.config.sources import load
-from proxy.errors import ConfigError
+from compaction_proxy.config.loader import load
+from compaction_proxy.core.errors import ConfigError
 from tests.docs.blocks import ROOT, Block, blocks, blocks_of
 from tests.docs.conftest import KEY, MODEL, Machine
 from tests.docs.pretended import paths
@@ -131,7 +131,7 @@ def test_javascript_runs(block: Block, machine: Machine, tmp_path: Path) -> None
 
 @written_in("promql")
 def test_queries_ask_for_metrics_that_are_there(block: Block) -> None:
-    source = (ROOT / "proxy" / "adapters" / "prometheus_families.py").read_text("utf-8")
+    source = (ROOT / "proxy" / "compaction_proxy" / "telemetry" / "metric_families.py").read_text("utf-8")
 
     assert [name for name in METRIC.findall(block.text) if name.removesuffix("_total") not in source] == []
 

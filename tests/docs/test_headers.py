@@ -2,14 +2,14 @@
 
 import re
 
-from proxy.compaction.fitting import Status
-from proxy.core.reasons import FAMILIES, REASONS
+from compaction_proxy.compaction.types import Status
+from compaction_proxy.core.reasons import FAMILIES, REASONS
 from tests.docs.blocks import ROOT
 from tests.docs.conftest import Machine
 from tests.pages import cells, chapter, page
 
 PAGE = page("headers.md")
-RELAY = ROOT / "proxy" / "relay"
+GATEWAY = ROOT / "proxy" / "compaction_proxy" / "gateway"
 OURS = re.compile(r"x-compaction[a-z-]*")
 # What the demo's table says of a turn, beside what README shows of its headers.
 TURN = re.compile(
@@ -22,7 +22,7 @@ def named(text: str) -> set[str]:
 
 
 def test_every_header_of_the_code_is_described() -> None:
-    source = "".join(path.read_text("utf-8") for path in sorted(RELAY.glob("*.py")))
+    source = "".join(path.read_text("utf-8") for path in sorted(GATEWAY.glob("*.py")))
     known = set(re.findall(rf'b"({OURS.pattern})"', source))
 
     assert {name for row in cells(PAGE) for name in named(row[0])} == known - {"x-compaction-hop"}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.cli.clients import CLIENTS
-from proxy.config.reloading import AT_START
+from compaction_proxy.cli.clients import CLIENTS
+from compaction_proxy.config.reload import AT_START
 from tests.docs.blocks import ROOT
 from tests.pages import page
 

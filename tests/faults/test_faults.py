@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.adapters.tiktoken_counter import TiktokenCounter
-from proxy.demo.faults import Fault
-from proxy.demo.provider import Provider, Settings, create_provider
-from proxy.errors import StoreUnavailable
-from proxy.ports import Entry, Lease, Record, Store
-from proxy.serving import served
+from compaction_proxy.cli.demo.faults import Fault
+from compaction_proxy.cli.demo.provider import Provider, Settings, create_provider
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.tokenizers import TiktokenCounter
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.store import Entry, Lease, Record, Store
 
 WINDOW = 2_000
 MODEL = "demo-agent"

@@ -10,14 +10,14 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.adapters.character_counter import CharacterCounter
-from proxy.adapters.redis_url import parse
-from proxy.adapters.store_url import NO_SECRET, SECRET_KEY
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.demo.provider import Settings, create_provider
-from proxy.installation import SECRET_RETRY_S
-from proxy.serving import served
+from compaction_proxy.app import create_app
+from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.config.config import Config
+from compaction_proxy.gateway.server import served
+from compaction_proxy.installation import SECRET_RETRY_S
+from compaction_proxy.providers.character_counter import CharacterCounter
+from compaction_proxy.storage.factory import NO_SECRET, SECRET_KEY
+from compaction_proxy.storage.redis.url import parse
 from tests.redis_servers import RedisServer
 
 LIMIT_S = 60.0

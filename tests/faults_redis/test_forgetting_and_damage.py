@@ -12,18 +12,18 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.adapters.redis_store import RedisStore
-from proxy.adapters.redis_url import parse
-from proxy.adapters.sealed_store import SealedStore
-from proxy.adapters.store_url import SECRET_KEY
-from proxy.adapters.tiktoken_counter import TiktokenCounter
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.core.envelope import VERSION
-from proxy.demo.provider import Settings, create_provider
-from proxy.ports import Store
-from proxy.serving import served
-from proxy.storage.records import Records
+from compaction_proxy.app import create_app
+from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.config.config import Config
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.tokenizers import TiktokenCounter
+from compaction_proxy.storage.encrypted import SealedStore
+from compaction_proxy.storage.envelope import VERSION
+from compaction_proxy.storage.factory import SECRET_KEY
+from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.redis.store import RedisStore
+from compaction_proxy.storage.redis.url import parse
+from compaction_proxy.storage.store import Store
 from tests.redis_servers import RedisServer
 
 KEY = bytes(range(32))

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from proxy.adapters.redis_store import RedisStore
-from proxy.adapters.redis_url import parse
-from proxy.storage.records import Item, Records
+from compaction_proxy.storage.records import Item, Records
+from compaction_proxy.storage.redis.store import RedisStore
+from compaction_proxy.storage.redis.url import parse
 from tests.free_ports import find_free_port
 from tests.redis_servers import Cluster, RedisServer
 

@@ -11,12 +11,12 @@ import httpx
 import pytest
 import redis
 
-from proxy.adapters.tiktoken_counter import TiktokenCounter
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.core.envelope import content
-from proxy.demo.provider import Settings, create_provider
-from proxy.serving import served
+from compaction_proxy.app import create_app
+from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.config.config import Config
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.tokenizers import TiktokenCounter
+from compaction_proxy.storage.envelope import content
 from tests.redis_servers import RedisServer
 
 OLD, NEW = (base64.b64encode(bytes([number]) * 32).decode() for number in (1, 2))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.adapters.redis_store import RedisStore
-from proxy.adapters.redis_url import parse
-from proxy.storage.records import Records
+from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.redis.store import RedisStore
+from compaction_proxy.storage.redis.url import parse
 from tests.redis_servers import RedisServer, Sentinels
 
 DAY_S = 86400.0

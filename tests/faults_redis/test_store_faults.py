@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from proxy.adapters.redis_store import RedisStore
-from proxy.adapters.redis_url import RedisUrl, parse
-from proxy.errors import StoreUnavailable
-from proxy.storage.reach import DEADLINE_S
-from proxy.storage.records import Line, Records
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.storage.records import Line, Records
+from compaction_proxy.storage.redis.store import RedisStore
+from compaction_proxy.storage.redis.url import RedisUrl, parse
+from compaction_proxy.storage.resilient import DEADLINE_S
 from tests.redis_servers import RedisServer
 
 DAY_S = 86400.0

@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.core.summary import ALIGNED_END
-from proxy.serving import served
+from compaction_proxy.app import create_app
+from compaction_proxy.config.config import Config
+from compaction_proxy.core.summary.prompt import ALIGNED_END
+from compaction_proxy.gateway.server import served
 from tests.summaries import put_as_asked
 
 SUMMARY_MODEL = "summary-small"

@@ -6,7 +6,7 @@ import base64
 import json
 from dataclasses import dataclass
 
-from proxy.compaction.stand_ins import LEDGER_CLOSING, LEDGER_OPENING
+from compaction_proxy.compaction.replacements import LEDGER_CLOSING, LEDGER_OPENING
 
 # A word that stands in every hostile text and nowhere else.
 WORD = "quokkapayload"

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from proxy.compaction.stand_ins import LEDGER_CLOSING, LEDGER_OPENING
-from proxy.core.policy import STRATEGIES
+from compaction_proxy.compaction.replacements import LEDGER_CLOSING, LEDGER_OPENING
+from compaction_proxy.core.strategies import STRATEGIES
 from tests.hostile.payloads import HOSTILE, RULE, WORD, Hostile
 
 JsonObject = dict[str, Any]

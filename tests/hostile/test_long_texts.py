@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from proxy.adapters.tiktoken_counter import TiktokenCounter
-from proxy.adapters.toktok_counter import ToktokCounter
-from proxy.counting import Counting
-from proxy.ports import TokenCounter
+from compaction_proxy.providers.token_counting import Counting
+from compaction_proxy.providers.tokenizers import TiktokenCounter
+from compaction_proxy.providers.tokenizers_fast import ToktokCounter
+from compaction_proxy.providers.types import TokenCounter
 
 BOUND_S = 10 * 0.005
 BOUND_S_PER_MB = 10 * 0.0015  # beyond FREE_MB

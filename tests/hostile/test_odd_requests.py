@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.policy import STRATEGIES
+from compaction_proxy.core.strategies import STRATEGIES
 
 JsonObject = dict[str, Any]
 

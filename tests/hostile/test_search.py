@@ -5,17 +5,17 @@ import time
 
 import pytest
 
-from proxy.adapters.full_text import SqliteFullText
-from proxy.adapters.memory_store import MemoryStore
-from proxy.archive import Round
-from proxy.archiving import Original, archived
-from proxy.core.message import Message
-from proxy.history import History
-from proxy.holdings import Bounds, Holdings
-from proxy.originals import Place
-from proxy.ports import Store
-from proxy.recall import MAX_HITS, SNIPPET_CHARACTERS, Recall
-from proxy.storage.records import Records
+from compaction_proxy.core.message import Message
+from compaction_proxy.recall.archive import Round
+from compaction_proxy.recall.archiving import Original, archived
+from compaction_proxy.recall.fulltext import SqliteFullText
+from compaction_proxy.recall.originals import Place
+from compaction_proxy.recall.retention import Bounds, Holdings
+from compaction_proxy.recall.search import MAX_HITS, SNIPPET_CHARACTERS, Recall
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.store import Store
+from compaction_proxy.telemetry.event_history import History
 
 DAY_S = 86_400.0
 PATIENCE_S = 5.0

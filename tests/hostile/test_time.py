@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from proxy.core.answer import texts, validated
-from proxy.core.language import language
-from proxy.core.orders import orders
-from proxy.core.values import values
-from proxy.errors import SummaryFailed
+from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.ledger.language import language
+from compaction_proxy.core.ledger.values import values
+from compaction_proxy.core.summary.answer import texts, validated
+from compaction_proxy.core.summary.injection import orders
 
 PATIENCE_S = 5.0  # of the processor
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import redis
 
-import proxy
+import compaction_proxy
 from tests.free_ports import find_free_port
 
-ROOT = Path(proxy.__file__).parent.parent
+ROOT = Path(compaction_proxy.__file__).parents[2]
 START_LIMIT_S = 60.0
 END_LIMIT_S = 60.0
 ANSWER_LIMIT_S = 60.0
@@ -26,7 +26,7 @@ _TALKATIVE = """
 import functools, logging
 from proxy import logs
 logs.configure = functools.partial(logs.configure, level=logging.DEBUG)
-from proxy.cli import app
+from compaction_proxy.cli.main import app
 app()
 """
 

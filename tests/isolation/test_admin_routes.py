@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from fastapi.routing import APIRoute
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.admin.access import Access
-from proxy.admin.api import Api
-from proxy.admin.app import ALIVE_PATHS, READY_PATHS, Readiness, create_admin
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.serving import served
+from compaction_proxy.admin.api.routing import Api
+from compaction_proxy.admin.app import ALIVE_PATHS, READY_PATHS, Readiness, create_admin
+from compaction_proxy.admin.auth import Access
+from compaction_proxy.app import create_app
+from compaction_proxy.config.config import Config
+from compaction_proxy.gateway.server import served
+from compaction_proxy.storage.memory import MemoryStore
 from tests.watched import Watched
 
 KEY = "an-admin-key"

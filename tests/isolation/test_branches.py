@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from proxy.core.policy import STRATEGIES
-from proxy.core.summary_call import SummaryAnswer, SummaryCall
+from compaction_proxy.core.strategies import STRATEGIES
+from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
 from tests.compaction.bench import RECORD, RUN_MARK, Bench, JsonObject, bench, forwarded
 from tests.summaries import put_as_asked
 

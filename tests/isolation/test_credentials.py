@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.envelope import content
+from compaction_proxy.storage.envelope import content
 from tests.proxy_processes import command
 from tests.redis_servers import RedisServer
 

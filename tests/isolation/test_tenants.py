@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.envelope import content
+from compaction_proxy.storage.envelope import content
 from tests.isolation.crowd import CANARY, SUMMARY_MODEL, Crowd, Provider, owners
 from tests.redis_servers import RedisServer
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import httpx
 
-from proxy.adapters.discovery import HttpDiscovery
-from proxy.adapters.engine_transport import EngineTransport
-from proxy.adapters.native_engine import NativeEngine
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.serving import served
+from compaction_proxy.app import create_app
+from compaction_proxy.config.config import Config
+from compaction_proxy.gateway.client.engine import NativeEngine
+from compaction_proxy.gateway.client.httpx_transport import EngineTransport
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.discovery import HttpDiscovery
 
 CHAT = "/v1/chat/completions"
 SUMMARY_MODEL = "summary-small"

@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from proxy.errors import ConfigError
-from proxy.serving import listen_on_path, removed_at_the_end
+from compaction_proxy.core.errors import ConfigError
+from compaction_proxy.gateway.server import listen_on_path, removed_at_the_end
 from tests.proxy_processes import command, proxy_process
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok"

@@ -249,7 +249,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     with (
         errors.open("wb") as stderr,
         subprocess.Popen(
-            [sys.executable, "-m", "proxy", *arguments],
+            [sys.executable, "-m", "compaction_proxy", *arguments],
             cwd=folder,
             env=environ,
             stdout=subprocess.PIPE,

@@ -13,23 +13,28 @@ from pathlib import Path
 import atheris  # type: ignore[import-untyped] # it has none
 
 with atheris.instrument_imports(
-    include=["proxy.dialects", "proxy.core", "proxy.relay", "proxy.serving.request_parser"]
+    include=[
+        "compaction_proxy.wires",
+        "compaction_proxy.core",
+        "compaction_proxy.gateway",
+        "compaction_proxy.gateway.server.parser",
+    ]
 ):
-    from proxy.core.digest import canonical_arguments
-    from proxy.core.tokens import definition_piece
-    from proxy.dialects.body import read as read_body
-    from proxy.dialects.chat.message import message
-    from proxy.dialects.chat.usage import usage_tap
-    from proxy.dialects.chat.wire import CHAT
-    from proxy.dialects.guesses import models_named, outputs_named
-    from proxy.dialects.overflow import detect
-    from proxy.dialects.reader import Reader
-    from proxy.errors import RequestRefused, Unreadable
-    from proxy.relay.control import control
-    from proxy.relay.headers import to_client, to_upstream
-    from proxy.relay.identity import conversation
-    from proxy.relay.paths import deployment, is_own, join
-    from proxy.serving.request_parser import Head, RequestParser
+    from compaction_proxy.core.digest import canonical_arguments
+    from compaction_proxy.core.errors import RequestRefused, Unreadable
+    from compaction_proxy.core.token_rules import definition_piece
+    from compaction_proxy.gateway.control_headers import control
+    from compaction_proxy.gateway.headers import to_client, to_upstream
+    from compaction_proxy.gateway.identity import conversation
+    from compaction_proxy.gateway.paths import deployment, is_own, join
+    from compaction_proxy.gateway.server.parser import Head, RequestParser
+    from compaction_proxy.wires.body import read as read_body
+    from compaction_proxy.wires.chat.messages import message
+    from compaction_proxy.wires.chat.usage import usage_tap
+    from compaction_proxy.wires.chat.wire import CHAT
+    from compaction_proxy.wires.context_errors import detect
+    from compaction_proxy.wires.incremental_reader import Reader
+    from compaction_proxy.wires.prescan import models_named, outputs_named
 
 READER = Reader(bytes(32), CHAT, max_beginnings=16)
 SAID = b'{"role":"user","content":"h"}'

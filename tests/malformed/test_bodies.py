@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.policy import STRATEGIES
+from compaction_proxy.core.strategies import STRATEGIES
 
 JsonObject = dict[str, Any]
 CHAT = "/v1/chat/completions"

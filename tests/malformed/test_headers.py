@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.relay.headers import CREDENTIALS, HOP_BY_HOP, HOP_HEADER
+from compaction_proxy.gateway.headers import CREDENTIALS, HOP_BY_HOP, HOP_HEADER
 
 BODY = b"GET /smuggled HTTP/1.1\r\nhost: evil\r\n\r\n"
 CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)

@@ -14,13 +14,13 @@ from anyio.from_thread import start_blocking_portal
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
-from proxy.adapters.character_counter import CharacterCounter
-from proxy.adapters.memory_store import MemoryStore
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Settings, create_provider
-from proxy.errors import StoreUnavailable
-from proxy.serving import served
+from compaction_proxy.app import create_app
+from compaction_proxy.cli.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Settings, create_provider
+from compaction_proxy.config.config import Config
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.character_counter import CharacterCounter
+from compaction_proxy.storage.memory import MemoryStore
 
 OURS = "Bearer sk-ours"
 THEIRS = "Bearer sk-theirs"
@@ -121,7 +121,7 @@ async def over_http(
 async def over_stdio(stack: Stack, key: str = OURS, **headers: str) -> AsyncIterator[Client]:
     """A client of the command."""
     options = [f"--session={name.replace('_', '-')}: {headers[name]}" for name in headers]
-    command = ["-m", "proxy", "mcp", "--url", stack.url, *options]
+    command = ["-m", "compaction_proxy", "mcp", "--url", stack.url, *options]
     environ = {**os.environ, "COMPACTION_PROXY_KEY": key.removeprefix("Bearer ")}
     async with Client(StdioServerParameters(command=sys.executable, args=command, env=environ)) as client:
         yield client

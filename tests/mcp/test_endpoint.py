@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.cli.tool_calls import Reached
-from proxy.cli.tool_calls import asked as called_by_command
-from proxy.mcp.tools import Answer
+from compaction_proxy.cli.tool_calls import Reached
+from compaction_proxy.cli.tool_calls import asked as called_by_command
+from compaction_proxy.gateway.mcp.tools import Answer
 from tests.mcp.conftest import CODE, OURS, Stack, over_http, running, said
 
 CALL = {
@@ -122,8 +122,9 @@ async def test_over_stdio_another_program_on_the_port_is_told_of(answer: bytes, 
 def test_the_library_is_loaded_by_nobody_and_where_it_is_missing_both_ways_say_what_to_install() -> None:
     code = (
         "import asyncio, sys, httpx\n"
-        "from proxy.app import create_app\nfrom proxy.cli import app as command\n"
-        "from proxy.config.model import Config\nfrom proxy.serving import served\n"
+        "from compaction_proxy.app import create_app\nfrom compaction_proxy.cli.main import app as command\n"
+        "from compaction_proxy.config.config import Config\n"
+        "from compaction_proxy.gateway.server import served\n"
         "async def main():\n"
         "    app = create_app(Config.model_validate({'store': {'url': 'memory://'}}))\n"
         "    async with served(app) as url, httpx.AsyncClient(trust_env=False) as client:\n"

@@ -16,19 +16,19 @@ import openai
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from proxy.adapters.character_counter import CharacterCounter
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.core.recalled import TOOL_NAME
-from proxy.demo import wire
-from proxy.demo.client import Client, DepartedError, Receive, Scope, Send
-from proxy.demo.format import Format
-from proxy.demo.messages_wire import MESSAGES
-from proxy.demo.prompt import Meter
-from proxy.demo.responses_wire import RESPONSES
-from proxy.dialects.chat.tools import TOOL_JSON
-from proxy.dialects.wires import WIRES as DIALECTS
-from proxy.serving import served
+from compaction_proxy.app import create_app
+from compaction_proxy.cli.demo import chat as wire
+from compaction_proxy.cli.demo.client import Client, DepartedError, Receive, Scope, Send
+from compaction_proxy.cli.demo.format import Format
+from compaction_proxy.cli.demo.messages_wire import MESSAGES
+from compaction_proxy.cli.demo.prompt import Meter
+from compaction_proxy.cli.demo.responses_wire import RESPONSES
+from compaction_proxy.config.config import Config
+from compaction_proxy.core.search_tool import TOOL_NAME
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.character_counter import CharacterCounter
+from compaction_proxy.wires.chat.tools import TOOL_JSON
+from compaction_proxy.wires.registry import WIRES as DIALECTS
 
 EVENTS = ("content-type", "text/event-stream; charset=utf-8")
 JSON = ("content-type", "application/json")

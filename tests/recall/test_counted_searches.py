@@ -16,7 +16,7 @@ Counts = dict[tuple[str, str], float]
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, auto-recall waits for its search."""
-    monkeypatch.setattr("proxy.reminding.DEADLINE_S", 10.0)
+    monkeypatch.setattr("compaction_proxy.compaction.auto_recall.DEADLINE_S", 10.0)
 
 
 async def counted(client: httpx.AsyncClient) -> Counts:

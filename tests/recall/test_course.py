@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from proxy.body_budget import BodyBudget
-from proxy.compaction.fitting import Fit, Report, Status
-from proxy.demo import wire
-from proxy.dialects.chat.hidden_calls import Call
-from proxy.dialects.chat.tools import TOOL_JSON
-from proxy.dialects.chat.wire import CHAT
-from proxy.dialects.dialect import Usage
-from proxy.errors import Overloaded, UpstreamError
-from proxy.memory import Asker
-from proxy.relay import one_answer, recalling
-from proxy.relay.control import Control
-from proxy.relay.exchange import Answer
-from proxy.relay.identity import Who
-from proxy.relay.one_answer import relay_one
-from proxy.relay.passage import Passage
-from proxy.relay.recalling import NOT_NOW, Course, Offer
+from compaction_proxy.cli.demo import chat
+from compaction_proxy.compaction.types import Fit, Report, Status
+from compaction_proxy.core.errors import Overloaded, UpstreamError
+from compaction_proxy.gateway import recall_loop, recall_relay
+from compaction_proxy.gateway.body_budget import BodyBudget
+from compaction_proxy.gateway.control_headers import Control
+from compaction_proxy.gateway.identity import Who
+from compaction_proxy.gateway.recall_loop import NOT_NOW, Course, Offer
+from compaction_proxy.gateway.recall_relay import relay_one
+from compaction_proxy.gateway.request_state import Passage
+from compaction_proxy.gateway.upstream import Answer
+from compaction_proxy.recall.tool import Asker
+from compaction_proxy.wires.chat.intercept_calls import Call
+from compaction_proxy.wires.chat.tools import TOOL_JSON
+from compaction_proxy.wires.chat.wire import CHAT
+from compaction_proxy.wires.wire import Usage
 
 BODY = b'{"messages":[{"role":"user","content":"?"}],"tools":[{}]}'
 MESSAGE: Any = {
@@ -31,8 +31,8 @@ MESSAGE: Any = {
     "tool_calls": [{"id": "a", "type": "function", "function": {"name": "memory_search", "arguments": "{}"}}],
 }
 CALL = Call({"id": "a", "function": {"name": "memory_search", "arguments": "{}"}}, 0, ours=True)
-ENVELOPE = wire.Envelope("chatcmpl-1", 1, "m")
-SEARCHING = wire.Reply("", (wire.ToolCall("a", "memory_search", "{}"),), "tool_calls")
+ENVELOPE = chat.Envelope("chatcmpl-1", 1, "m")
+SEARCHING = chat.Reply("", (chat.ToolCall("a", "memory_search", "{}"),), "tool_calls")
 
 
 class Response:
@@ -102,12 +102,12 @@ class Client:
         self.whole = message.get("more_body") is False
 
 
-def streamed(reply: wire.Reply, *, usage: int = 0) -> Response:
-    return Response(wire.stream(ENVELOPE, reply, wire.Usage(usage, 5, 2) if usage else None))
+def streamed(reply: chat.Reply, *, usage: int = 0) -> Response:
+    return Response(chat.stream(ENVELOPE, reply, chat.Usage(usage, 5, 2) if usage else None))
 
 
-def plain(reply: wire.Reply) -> Response:
-    return Response([wire.completion(ENVELOPE, reply, wire.Usage(1, 1, 0))], b"application/json")
+def plain(reply: chat.Reply) -> Response:
+    return Response([chat.completion(ENVELOPE, reply, chat.Usage(1, 1, 0))], b"application/json")
 
 
 @pytest.mark.virtual_time
@@ -115,16 +115,16 @@ def plain(reply: wire.Reply) -> Response:
 async def test_a_search_that_fails_or_takes_long_is_answered_all_the_same(
     monkeypatch: pytest.MonkeyPatch, outcome: Any
 ) -> None:
-    monkeypatch.setattr(recalling, "SEARCH_S", 0.05)
-    going, made = course(streamed(wire.Reply("Sorry.")), Memory(outcome))
+    monkeypatch.setattr(recall_loop, "SEARCH_S", 0.05)
+    going, made = course(streamed(chat.Reply("Sorry.")), Memory(outcome))
     await going.next(MESSAGE, [CALL])
     assert made[-1] == {"role": "tool", "tool_call_id": "a", "content": NOT_NOW}
 
 
 @pytest.mark.virtual_time
 async def test_several_searches_have_no_more_time_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recalling, "SEARCH_S", 0.1)
-    going, made = course(streamed(wire.Reply("Sorry.")), Memory(None))
+    monkeypatch.setattr(recall_loop, "SEARCH_S", 0.1)
+    going, made = course(streamed(chat.Reply("Sorry.")), Memory(None))
     clock = asyncio.get_running_loop().time
     began_s = clock()
     await going.next({**MESSAGE, "tool_calls": MESSAGE["tool_calls"] * 8}, [CALL] * 8)
@@ -135,7 +135,7 @@ async def test_several_searches_have_no_more_time_than_one(monkeypatch: pytest.M
 @pytest.mark.virtual_time
 async def test_whoever_leaves_while_it_searches_ends_the_search() -> None:
     client, first = Client(), streamed(SEARCHING)
-    going, _ = course(streamed(wire.Reply("Never.")), Memory(None))
+    going, _ = course(streamed(chat.Reply("Never.")), Memory(None))
     task = asyncio.create_task(relay_one(going, Answer(first), client, ()))
     await asyncio.sleep(0.05)
     task.cancel()
@@ -177,10 +177,10 @@ class Endless(Response):
 async def test_an_upstream_that_goes_on_after_its_end_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(one_answer, "LINGER_S", 0.1)
-    endless = Endless(wire.stream(ENVELOPE, SEARCHING, None))
+    monkeypatch.setattr(recall_relay, "LINGER_S", 0.1)
+    endless = Endless(chat.stream(ENVELOPE, SEARCHING, None))
     async with asyncio.timeout(30):
-        assert await relay_one(course(streamed(wire.Reply("Five.")))[0], Answer(endless), Client(), ())
+        assert await relay_one(course(streamed(chat.Reply("Five.")))[0], Answer(endless), Client(), ())
     assert endless.closed
 
 
@@ -204,7 +204,7 @@ async def test_an_upstream_that_is_away_is_the_answer_where_nothing_was_sent(err
 
 async def test_every_answer_is_closed() -> None:
     for made in (streamed, plain):
-        first, second = made(SEARCHING), made(wire.Reply("Five."))
+        first, second = made(SEARCHING), made(chat.Reply("Five."))
         assert await relay_one(course(second)[0], Answer(first), Client(), ())
         assert (first.closed, second.closed) == (True, True)
 
@@ -218,7 +218,7 @@ def passage(going: Course | None) -> Passage:
 
 
 async def test_the_figures_are_of_all_answers_and_what_is_learned_is_of_the_first() -> None:
-    going, _ = course(streamed(wire.Reply("Five."), usage=130))
+    going, _ = course(streamed(chat.Reply("Five."), usage=130))
     assert await relay_one(going, Answer(streamed(SEARCHING, usage=100)), Client(), ())
     made = passage(going)
     made.waited(9.0)  # by a later answer, which is part of the first
@@ -233,7 +233,7 @@ async def test_the_figures_are_of_all_answers_and_what_is_learned_is_of_the_firs
 
 async def test_an_answer_that_went_on_by_itself_has_the_figures_it_always_had() -> None:
     going, _ = course(AWAY)
-    assert await relay_one(going, Answer(streamed(wire.Reply("Five."), usage=100)), Client(), ())
+    assert await relay_one(going, Answer(streamed(chat.Reply("Five."), usage=100)), Client(), ())
     made, usage = passage(going), going.tap.result()
     told = made.exchange(usage)
     assert (told.recalls, told.recall_prompt_tokens) == (None, None)

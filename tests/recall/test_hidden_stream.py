@@ -9,33 +9,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.demo import wire
-from proxy.dialects import event_stream
-from proxy.dialects.chat.hidden_stream import HiddenStream
+from compaction_proxy.cli.demo import chat
+from compaction_proxy.wires import sse
+from compaction_proxy.wires.chat.intercept_stream import HiddenStream
 
 TOOL = "memory_search"
-FIRST = wire.Envelope("chatcmpl-1", 1, "m-1")
-LATER = wire.Envelope("chatcmpl-2", 2, "m-2")
-USAGE = wire.Usage(100, 10, 50)
+FIRST = chat.Envelope("chatcmpl-1", 1, "m-1")
+LATER = chat.Envelope("chatcmpl-2", 2, "m-2")
+USAGE = chat.Usage(100, 10, 50)
 
 
-def ours(number: int = 1, arguments: str = '{"query":"budget"}') -> wire.ToolCall:
-    return wire.ToolCall(f"call_r{number}", TOOL, arguments)
+def ours(number: int = 1, arguments: str = '{"query":"budget"}') -> chat.ToolCall:
+    return chat.ToolCall(f"call_r{number}", TOOL, arguments)
 
 
-def theirs(number: int = 1) -> wire.ToolCall:
-    return wire.ToolCall(f"call_o{number}", "open", f'{{"path":"{number}.py"}}')
+def theirs(number: int = 1) -> chat.ToolCall:
+    return chat.ToolCall(f"call_o{number}", "open", f'{{"path":"{number}.py"}}')
 
 
 def streamed(
     text: str = "",
-    *calls: wire.ToolCall,
-    envelope: wire.Envelope = FIRST,
+    *calls: chat.ToolCall,
+    envelope: chat.Envelope = FIRST,
     reason: str = "",
     usage: bool = True,
 ) -> bytes:
-    reply = wire.Reply(text, calls, reason or ("tool_calls" if calls else "stop"))
-    return b"".join(wire.stream(envelope, reply, USAGE if usage else None))
+    reply = chat.Reply(text, calls, reason or ("tool_calls" if calls else "stop"))
+    return b"".join(chat.stream(envelope, reply, USAGE if usage else None))
 
 
 def event(**choice: Any) -> bytes:
@@ -53,7 +53,7 @@ def head(index: int | None, call_id: str, name: str, arguments: str = "") -> dic
 
 
 END = event(delta={}, finish_reason="tool_calls")
-DONE = wire.DONE
+DONE = chat.DONE
 
 
 def through(stream: HiddenStream, data: bytes, cuts: Sequence[int] = (), *, whole: bool = True) -> bytes:
@@ -65,7 +65,7 @@ def through(stream: HiddenStream, data: bytes, cuts: Sequence[int] = (), *, whol
 
 def told(data: bytes) -> list[Any]:
     """What the events of a stream carry, `[DONE]` left out."""
-    carried = (event_stream.data_of(each) for each in event_stream.Events().feed(data))
+    carried = (sse.data_of(each) for each in sse.Events().feed(data))
     return [json.loads(each) for each in carried if each and each != b"[DONE]"]
 
 
@@ -126,7 +126,7 @@ def test_an_answer_without_calls_of_ours_passes_byte_for_byte(data: bytes, cuts:
     calls=st.lists(st.sampled_from([ours(1), ours(2, "{"), theirs(1), theirs(2)]), unique=True, max_size=4),
 )
 def test_how_the_stream_was_sliced_makes_no_difference(
-    ends: bytes, cuts: list[int], text: str, calls: list[wire.ToolCall]
+    ends: bytes, cuts: list[int], text: str, calls: list[chat.ToolCall]
 ) -> None:
     outcomes = []
     for places in (cuts, []):
@@ -141,7 +141,7 @@ def test_how_the_stream_was_sliced_makes_no_difference(
 
 def test_each_event_passes_as_soon_as_it_is_whole() -> None:
     stream = HiddenStream(TOOL)
-    for each in wire.stream(FIRST, wire.Reply("One two three four five six seven."), USAGE):
+    for each in chat.stream(FIRST, chat.Reply("One two three four five six seven."), USAGE):
         assert (stream.feed(each[:-1]), stream.feed(each[-1:])) == (b"", each)
 
 
@@ -166,7 +166,7 @@ def test_an_answer_goes_on_as_if_it_had_never_ended() -> None:
     assert (text_of(got), calls_of(got), reasons(got)) == ("Let me see, it was $5.", [], ["stop"])
     assert {(each["id"], each["created"], each["model"]) for each in told(got)} == {("chatcmpl-1", 1, "m-1")}
     assert [delta["role"] for delta in deltas(got) if "role" in delta] == ["assistant"]
-    assert [each["usage"] for each in told(got) if each["usage"]] == [wire.Usage(200, 20, 100).as_json()]
+    assert [each["usage"] for each in told(got) if each["usage"]] == [chat.Usage(200, 20, 100).as_json()]
     assert got.count(DONE) == 1
     assert got.endswith(DONE)
 
@@ -201,7 +201,7 @@ def test_a_sentence_that_has_ended_is_parted_from_what_follows() -> None:
     ],
 )
 def test_beside_the_client_s_calls_ours_are_left_out_and_no_index_is_missing(
-    calls: tuple[wire.ToolCall, ...], kept: list[tuple[int, str]]
+    calls: tuple[chat.ToolCall, ...], kept: list[tuple[int, str]]
 ) -> None:
     stream = HiddenStream(TOOL)
     got = through(stream, streamed("Both.", *calls))
@@ -376,6 +376,6 @@ def test_an_error_after_a_call_reaches_the_client_and_ends_the_matter() -> None:
 
 
 def test_an_event_too_large_to_be_looked_at_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "MAX_EVENT_BYTES", 1_000)
+    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 1_000)
     data = event(delta={"content": "x" * 5_000}) + streamed("Small.")
     assert through(HiddenStream(TOOL), data, range(0, 6_000, 100)) == data

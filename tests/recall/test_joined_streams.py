@@ -9,25 +9,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.demo import messages_wire, responses_wire, wire
-from proxy.dialects.dialect import StreamJoiner
-from proxy.dialects.event_stream import Events, data_of
-from proxy.dialects.messages.block_stream import BlockStream
-from proxy.dialects.responses.item_stream import ItemStream
+from compaction_proxy.cli.demo import chat, messages_wire, responses_wire
+from compaction_proxy.wires.messages.intercept_stream import BlockStream
+from compaction_proxy.wires.responses.intercept_stream import ItemStream
+from compaction_proxy.wires.sse import Events, data_of
+from compaction_proxy.wires.wire import StreamJoiner
 
 TOOL = "memory_search"
-SEARCH = wire.ToolCall("call_r", TOOL, '{"query":"budget"}')
-OPEN = wire.ToolCall("call_o", "open", '{"path":"1.py"}')
+SEARCH = chat.ToolCall("call_r", TOOL, '{"query":"budget"}')
+OPEN = chat.ToolCall("call_o", "open", '{"path":"1.py"}')
 BODIES: dict[str, Any] = {"messages": {"messages": []}, "responses": {"input": []}}
 FORMATS = {"messages": messages_wire.MESSAGES, "responses": responses_wire.RESPONSES}
 JOINERS: dict[str, Callable[[str], StreamJoiner]] = {"messages": BlockStream, "responses": ItemStream}
 WIRES = pytest.mark.parametrize("name", FORMATS)
 
 
-def write(name: str, text: str, *calls: wire.ToolCall, reason: str = "", number: int = 1) -> bytes:
-    reply = wire.Reply(text, calls, reason or ("tool_calls" if calls else "stop"))
-    asked = wire.Asked(BODIES[name], {"model": "m"}, 0, streamed=True)
-    answer = wire.Answer(asked, number, 1, f"{number:02x}", reply, wire.Usage(100, 10, 50))
+def write(name: str, text: str, *calls: chat.ToolCall, reason: str = "", number: int = 1) -> bytes:
+    reply = chat.Reply(text, calls, reason or ("tool_calls" if calls else "stop"))
+    asked = chat.Asked(BODIES[name], {"model": "m"}, 0, streamed=True)
+    answer = chat.Answer(asked, number, 1, f"{number:02x}", reply, chat.Usage(100, 10, 50))
     return b"".join(FORMATS[name].events(answer))
 
 
@@ -47,7 +47,7 @@ def list_payloads(data: bytes) -> list[Any]:
 @settings(max_examples=20, deadline=None)
 @given(cuts=st.lists(st.integers(0, 20_000), max_size=8))
 def test_a_stream_without_a_search_passes_byte_for_byte(
-    name: str, ends: bytes, calls: tuple[wire.ToolCall, ...], cuts: list[int]
+    name: str, ends: bytes, calls: tuple[chat.ToolCall, ...], cuts: list[int]
 ) -> None:
     data = b": hello\n\n" + write(name, 'It says "tool_use" and "error".', *calls)
     data = data.replace(b"\n", ends)
@@ -64,7 +64,7 @@ def test_a_stream_without_a_search_passes_byte_for_byte(
     calls=st.lists(st.sampled_from([SEARCH, OPEN]), max_size=4),
 )
 def test_how_a_stream_was_sliced_makes_no_difference(
-    name: str, ends: bytes, cuts: list[int], text: str, calls: list[wire.ToolCall]
+    name: str, ends: bytes, cuts: list[int], text: str, calls: list[chat.ToolCall]
 ) -> None:
     outcomes = []
     for places in (cuts, []):
@@ -89,7 +89,7 @@ def test_each_event_passes_as_soon_as_it_is_whole(name: str) -> None:
 @WIRES
 def test_a_call_that_was_cut_short_is_left_out_and_the_answer_ends_as_it_did(name: str) -> None:
     stream = JOINERS[name](TOOL)
-    cut = wire.ToolCall("call_r", TOOL, '{"que')
+    cut = chat.ToolCall("call_r", TOOL, '{"que')
     got = list_payloads(pass_through(stream, write(name, "Half", cut, reason="length")))
     assert stream.calls == ()
     if name == "messages":

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects.chat import tools as chat_tools
-from proxy.dialects.chat.tools import gone_on, is_begun, offering, with_tool, without_choice
-from proxy.dialects.messages import search_tool as messages_tool
-from proxy.errors import Unreadable
+from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.wires.chat import tools as chat_tools
+from compaction_proxy.wires.chat.tools import gone_on, is_begun, offering, with_tool, without_choice
+from compaction_proxy.wires.messages import search_tool as messages_tool
 
 NAME = "memory_search"
 TOOL = b'{"type":"function","function":{"name":"memory_search"}}'

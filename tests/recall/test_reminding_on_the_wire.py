@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from proxy.core.recalled import TOOL_NAME
-from proxy.reminding import HEADING
+from compaction_proxy.compaction.auto_recall import HEADING
+from compaction_proxy.core.search_tool import TOOL_NAME
 
 FACT = "the caretaker keeps the spare key under the blue flowerpot"
 FILLER = "The sun went down behind the hills and the shepherds drove their flocks home. " * 12
@@ -16,7 +16,7 @@ QUESTION = {"role": "user", "content": "Where does the caretaker keep the spare 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, a search is waited for."""
-    monkeypatch.setattr("proxy.reminding.DEADLINE_S", 10.0)
+    monkeypatch.setattr("compaction_proxy.compaction.auto_recall.DEADLINE_S", 10.0)
 
 
 def call(number: int, found: str) -> list[dict[str, Any]]:

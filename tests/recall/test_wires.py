@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from proxy.dialects import event_stream
+from compaction_proxy.wires import sse
 
 THOUGHT = "The budget is not here."
 STREAMED = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
@@ -50,7 +50,7 @@ def read_chat(answer: Any) -> Seen:
 
 
 def list_payloads(stream: bytes) -> list[Any]:
-    carried = (event_stream.data_of(each) for each in event_stream.Events().feed(stream))
+    carried = (sse.data_of(each) for each in sse.Events().feed(stream))
     return [json.loads(each) for each in carried if each and each != b"[DONE]"]
 
 

@@ -7,18 +7,18 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.adapters.tiktoken_counter import TiktokenCounter
-from proxy.admin.access import Access
-from proxy.admin.api import Api
-from proxy.admin.app import Readiness, create_admin
-from proxy.admin.replay import MAX_BYTES, replay_routes
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.demo.provider import Settings, create_provider
-from proxy.rehearsal.rebuilding import stored
-from proxy.rehearsal.rehearsing import Rehearsing
-from proxy.serving import served
+from compaction_proxy.admin.api.replay import MAX_BYTES, replay_routes
+from compaction_proxy.admin.api.routing import Api
+from compaction_proxy.admin.app import Readiness, create_admin
+from compaction_proxy.admin.auth import Access
+from compaction_proxy.admin.replay_source import stored
+from compaction_proxy.app import create_app
+from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.config.config import Config
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.tokenizers import TiktokenCounter
+from compaction_proxy.replay.jobs import Rehearsing
+from compaction_proxy.storage.memory import MemoryStore
 from tests.watched import Watched
 
 TALK = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from proxy.cli import app
+from compaction_proxy.cli.main import app
 
 TALK = [
     {"role": role, "content": f"{role} {number} " * 300}

@@ -9,18 +9,18 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from proxy.adapters.tiktoken_counter import TiktokenCounter
-from proxy.app import create_app
-from proxy.cli.rehearse import staged
-from proxy.compaction.fitting import Ask, Fit
-from proxy.config.model import Config
-from proxy.core.policy import STRATEGIES
-from proxy.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Provider, Settings, create_provider
-from proxy.demo.run import _expected_history, _until_quiet
-from proxy.demo.script import load
-from proxy.rehearsal.playing import Wanted, play
-from proxy.rehearsal.recordings import Recording, recorded, recordings, thinned
-from proxy.serving import served
+from compaction_proxy.app import create_app
+from compaction_proxy.cli.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Provider, Settings, create_provider
+from compaction_proxy.cli.demo.run import _expected_history, _until_quiet
+from compaction_proxy.cli.demo.script import load
+from compaction_proxy.cli.replay_worker import staged
+from compaction_proxy.compaction.types import Ask, Fit
+from compaction_proxy.config.config import Config
+from compaction_proxy.core.strategies import STRATEGIES
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.tokenizers import TiktokenCounter
+from compaction_proxy.replay.recordings import Recording, recorded, recordings, thinned
+from compaction_proxy.replay.runner import Wanted, play
 
 WINDOW_TOKENS = 8_192
 # Of the requests of the conversation; all of them take longer, and say no more.

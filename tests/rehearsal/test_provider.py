@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.demo.prompt import Meter, PrefixCache
-from proxy.rehearsal.prompt import FRAME_TOKENS, JsonObject, message_tokens
-from proxy.rehearsal.provider import Prompt, Provider
-from proxy.rehearsal.recordings import dumps
+from compaction_proxy.cli.demo.prompt import Meter, PrefixCache
+from compaction_proxy.replay.prompt_size import FRAME_TOKENS, JsonObject, message_tokens
+from compaction_proxy.replay.provider import Prompt, Provider
+from compaction_proxy.replay.recordings import dumps
 
 TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {}}}]
 MESSAGES: st.SearchStrategy[list[JsonObject]] = st.lists(

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.errors import RequestRefused
-from proxy.rehearsal import recordings as module
-from proxy.rehearsal.recordings import Recording, recorded, recordings, thinned
+from compaction_proxy.core.errors import RequestRefused
+from compaction_proxy.replay import recordings as module
+from compaction_proxy.replay.recordings import Recording, recorded, recordings, thinned
 
 TALK = [
     {"role": "system", "content": "Be brief."},

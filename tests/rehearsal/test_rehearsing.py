@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from proxy.archive import Archived
-from proxy.config.model import Config
-from proxy.detail import KEPT, STAND_IN, Shown
-from proxy.errors import RehearsalFailed, RequestRefused
-from proxy.rehearsal.playing import Wanted
-from proxy.rehearsal.rebuilding import rebuilt
-from proxy.rehearsal.rehearsing import COMMAND, Asked, Rehearsing, asked
+from compaction_proxy.admin.replay_source import rebuilt
+from compaction_proxy.config.config import Config
+from compaction_proxy.core.errors import RehearsalFailed, RequestRefused
+from compaction_proxy.recall.archive import Archived
+from compaction_proxy.recall.round_detail import KEPT, STAND_IN, Shown
+from compaction_proxy.replay.jobs import COMMAND, Asked, Rehearsing, asked
+from compaction_proxy.replay.runner import Wanted
 
 TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
 # Answers with what it was told.
@@ -48,8 +48,8 @@ def wish(**members: object) -> Asked:
 async def test_a_conversation_is_played_in_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "proxy").mkdir()
-    (tmp_path / "proxy/__init__.py").touch()  # somebody else's, where the server was started
+    (tmp_path / "compaction_proxy").mkdir()
+    (tmp_path / "compaction_proxy/__init__.py").touch()  # somebody else's, where the server was started
     monkeypatch.chdir(tmp_path)
     results = await rehearsing().play(wish(messages=TALK, model="gpt-4o", strategies=["full"], window=9_000))
     [told] = [{name: each[name] for name in ("strategy", "model", "window", "requests")} for each in results]

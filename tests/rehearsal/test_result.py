@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.core.price import Price, Tier
-from proxy.rehearsal.costs import Played, Subject, result
-from proxy.rehearsal.result import Bill, Point, Result, Spending, bill, summed, to_fields
-from proxy.rehearsal.writer import Call
+from compaction_proxy.core.cost.price import Price, Tier
+from compaction_proxy.replay.costs import Played, Subject, result
+from compaction_proxy.replay.result import Bill, Point, Result, Spending, bill, summed, to_fields
+from compaction_proxy.replay.writer import Call
 
 PRICE = Price((Tier(0, 2.0, 0.5, 2.0, 8.0),), "configuration")
 SAVING = Spending(2, 1, 0, round=False)

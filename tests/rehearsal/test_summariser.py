@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from proxy.core.message import Message
-from proxy.core.policy import SummaryShape
-from proxy.core.summary import aligned_prompt, prompt, texts
-from proxy.rehearsal.summariser import NAMES, RULE, STATED, summarise
-from proxy.rehearsal.transcript import Entry, read, sentences
+from compaction_proxy.core.message import Message
+from compaction_proxy.core.strategies import SummaryShape
+from compaction_proxy.core.summary.prompt import aligned_prompt, prompt, texts
+from compaction_proxy.replay.summarizer import NAMES, RULE, STATED, summarise
+from compaction_proxy.replay.transcript import Entry, read, sentences
 
 SELECTIVE_SHAPE = SummaryShape(prompt="selective", tokens=2_000, max_tokens=2_000)
 

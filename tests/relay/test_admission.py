@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from proxy.errors import Overloaded
-from proxy.relay.admission import Admission
+from compaction_proxy.core.errors import Overloaded
+from compaction_proxy.gateway.concurrency_limit import Admission
 
 
 async def test_a_request_that_comes_when_all_places_are_taken_is_told_when_to_come_back() -> None:

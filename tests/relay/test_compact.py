@@ -13,20 +13,20 @@ from anyio.from_thread import start_blocking_portal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.adapters.tiktoken_counter import TiktokenCounter
-from proxy.app import create_app
-from proxy.compaction.aside import narrowed
-from proxy.compaction.fitting import Ask, Mode
-from proxy.compaction.policies import policy_for
-from proxy.config.model import Config, for_model
-from proxy.core.budget import budget
-from proxy.core.policy import STRATEGIES
-from proxy.demo.faults import Fault
-from proxy.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Provider, Settings, create_provider
-from proxy.errors import RequestRefused
-from proxy.relay.compact import wanted
-from proxy.serving import served
+from compaction_proxy.app import create_app
+from compaction_proxy.cli.demo.faults import Fault
+from compaction_proxy.cli.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Provider, Settings, create_provider
+from compaction_proxy.compaction.policies import policy_for
+from compaction_proxy.compaction.stateless import narrowed
+from compaction_proxy.compaction.types import Ask, Mode
+from compaction_proxy.config.config import Config, for_model
+from compaction_proxy.core.budget import budget
+from compaction_proxy.core.errors import RequestRefused
+from compaction_proxy.core.strategies import STRATEGIES
+from compaction_proxy.gateway.compact_api import wanted
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.tokenizers import TiktokenCounter
+from compaction_proxy.storage.memory import MemoryStore
 
 BROKEN_MODEL = "broken-summary"
 PORT = "The port of part"

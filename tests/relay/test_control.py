@@ -2,9 +2,9 @@
 
 import pytest
 
-from proxy.compaction.fitting import Mode
-from proxy.errors import RequestRefused
-from proxy.relay.control import Control, control
+from compaction_proxy.compaction.types import Mode
+from compaction_proxy.core.errors import RequestRefused
+from compaction_proxy.gateway.control_headers import Control, control
 
 
 def test_a_request_without_headers_of_ours_asks_for_nothing() -> None:

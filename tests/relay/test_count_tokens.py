@@ -14,22 +14,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from proxy.adapters.character_counter import CharacterCounter
-from proxy.adapters.memory_store import MemoryStore
-from proxy.counting import Counting
-from proxy.demo.run import demo_config
-from proxy.errors import StoreUnavailable
-from proxy.learning import Learning
-from proxy.parts import opened_engine
-from proxy.reading import Reading
-from proxy.relay import count_tokens
-from proxy.relay.admission import Admission
-from proxy.relay.blind import Blind
-from proxy.relay.count_tokens import CountTokens
-from proxy.relay.upstream_monitor import UpstreamMonitor
-from proxy.relay.upstreams import upstreams
-from proxy.serving import served
-from proxy.storage.records import Records
+from compaction_proxy.cli.demo.run import demo_config
+from compaction_proxy.compaction.message_reader import Reading
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.gateway import count_tokens
+from compaction_proxy.gateway.concurrency_limit import Admission
+from compaction_proxy.gateway.count_tokens import CountTokens
+from compaction_proxy.gateway.passthrough import Blind
+from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.upstream_monitor import UpstreamMonitor
+from compaction_proxy.gateway.upstreams import upstreams
+from compaction_proxy.providers.character_counter import CharacterCounter
+from compaction_proxy.providers.model_limits import Learning
+from compaction_proxy.providers.token_counting import Counting
+from compaction_proxy.runtime import opened_engine
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Records
 
 PATH = "/v1/messages/count_tokens?beta=true"
 MODEL = "some-model"

@@ -5,9 +5,16 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.errors import RequestRefused, UpstreamError
-from proxy.ports import HttpRequest, HttpResponse
-from proxy.relay.exchange import Answer, Upstream, build_request, open_answer, relay_back, send_error
+from compaction_proxy.core.errors import RequestRefused, UpstreamError
+from compaction_proxy.gateway.client.types import HttpRequest, HttpResponse
+from compaction_proxy.gateway.upstream import (
+    Answer,
+    Upstream,
+    build_request,
+    open_answer,
+    relay_back,
+    send_error,
+)
 
 CUT = httpx.RemoteProtocolError("cut")
 

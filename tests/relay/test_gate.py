@@ -8,22 +8,22 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.anchors import Anchors
-from proxy.compacted_conversations import CompactedConversations
-from proxy.compaction.checkpoint_index import CheckpointIndex
-from proxy.compaction.fitting import Ask, Mode
-from proxy.compaction.viewer import Viewer
-from proxy.config.model import Config, for_model
-from proxy.counting import Counting
-from proxy.dialects.body import read
-from proxy.dialects.chat.wire import CHAT
-from proxy.errors import StoreUnavailable
-from proxy.learning import Learning
-from proxy.reading import Reading
-from proxy.relay.gate import Gate
-from proxy.storage.records import Records
-from proxy.wishes import Wishing
+from compaction_proxy.compaction.checkpoint_index import CheckpointIndex
+from compaction_proxy.compaction.compacted_conversations import CompactedConversations
+from compaction_proxy.compaction.directives import Wishing
+from compaction_proxy.compaction.message_reader import Reading
+from compaction_proxy.compaction.request_loader import Viewer
+from compaction_proxy.compaction.types import Ask, Mode
+from compaction_proxy.config.config import Config, for_model
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.gateway.size_gate import Gate
+from compaction_proxy.providers.model_limits import Learning
+from compaction_proxy.providers.token_counting import Counting
+from compaction_proxy.providers.usage_baseline import Anchors
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Records
+from compaction_proxy.wires.body import read
+from compaction_proxy.wires.chat.wire import CHAT
 
 ORIGIN, TENANT = "https://up.test:443", "t"
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.compacted_conversations import CompactedConversations
-from proxy.config.model import Config
-from proxy.errors import StoreUnavailable
-from proxy.learning import Learning
-from proxy.pricing import Name, Pricing
-from proxy.relay.gate import Gate
-from proxy.storage.records import Records
-from proxy.wishes import Wishing
+from compaction_proxy.compaction.compacted_conversations import CompactedConversations
+from compaction_proxy.compaction.directives import Wishing
+from compaction_proxy.config.config import Config
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.gateway.size_gate import Gate
+from compaction_proxy.providers.model_limits import Learning
+from compaction_proxy.providers.pricing import Name, Pricing
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Records
 
 PRICES = {"input": 1.0, "output": 2.0, "surcharge": {"above_tokens": 100_000, "input": 2.0}}
 KEPT_S = 60.0

@@ -1,7 +1,7 @@
 import pytest
 
-from proxy.errors import RequestRefused
-from proxy.relay.headers import content_length, refuse_loop, to_client, to_upstream
+from compaction_proxy.core.errors import RequestRefused
+from compaction_proxy.gateway.headers import content_length, refuse_loop, to_client, to_upstream
 
 HOP = "0123456789abcdef"
 MARK = (b"x-compaction-hop", HOP.encode())

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.config.sections import SESSION_HEADERS
-from proxy.relay.headers import CREDENTIALS
-from proxy.relay.identity import conversation, minted, named, origin, tenant
+from compaction_proxy.config.sections import SESSION_HEADERS
+from compaction_proxy.gateway.headers import CREDENTIALS
+from compaction_proxy.gateway.identity import conversation, minted, named, origin, tenant
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "identity.json").read_text())
 SECRET = b"secret"

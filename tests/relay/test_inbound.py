@@ -6,9 +6,9 @@ import pytest
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from proxy.body_budget import SMALL_BYTES, BodyBudget
-from proxy.errors import Overloaded, RequestRefused
-from proxy.relay.inbound import DEPARTURE, NOTICE, read_body, while_connected
+from compaction_proxy.core.errors import Overloaded, RequestRefused
+from compaction_proxy.gateway.body_budget import SMALL_BYTES, BodyBudget
+from compaction_proxy.gateway.client_stream import DEPARTURE, NOTICE, read_body, while_connected
 
 
 def channel(messages: Iterable[dict[str, Any]]) -> Receive:

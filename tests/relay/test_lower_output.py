@@ -5,11 +5,11 @@ import json
 import httpx
 import pytest
 
-from proxy.adapters.tiktoken_counter import TiktokenCounter
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.demo.provider import AGENT_MODEL, Settings, create_provider
-from proxy.serving import served
+from compaction_proxy.app import create_app
+from compaction_proxy.cli.demo.provider import AGENT_MODEL, Settings, create_provider
+from compaction_proxy.config.config import Config
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.tokenizers import TiktokenCounter
 
 COUNTER = TiktokenCounter(print)
 WINDOW = 2_048

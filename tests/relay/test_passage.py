@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.body_budget import BodyBudget
-from proxy.compaction.fitting import Fit, Report, Status
-from proxy.core.exchange import Exchange
-from proxy.dialects.dialect import Usage
-from proxy.relay.control import Control
-from proxy.relay.identity import Who
-from proxy.relay.passage import Passage, request_id
+from compaction_proxy.compaction.types import Fit, Report, Status
+from compaction_proxy.core.exchange import Exchange
+from compaction_proxy.gateway.body_budget import BodyBudget
+from compaction_proxy.gateway.control_headers import Control
+from compaction_proxy.gateway.identity import Who
+from compaction_proxy.gateway.request_state import Passage, request_id
+from compaction_proxy.wires.wire import Usage
 
 
 def passage() -> Passage:

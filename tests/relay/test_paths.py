@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.wires import dialect_of
-from proxy.errors import RequestRefused
-from proxy.relay.paths import is_own, join
+from compaction_proxy.core.errors import RequestRefused
+from compaction_proxy.gateway.paths import is_own, join
+from compaction_proxy.wires.registry import dialect_of
 
 
 @pytest.mark.parametrize(

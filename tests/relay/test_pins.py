@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.errors import RequestRefused
-from proxy.relay.pins import PIN_HEADER, pins
-from proxy.wishes import MAX_PINS, valid_pin
+from compaction_proxy.compaction.directives import MAX_PINS, valid_pin
+from compaction_proxy.core.errors import RequestRefused
+from compaction_proxy.gateway.pins import PIN_HEADER, pins
 
 
 def sent(*values: bytes) -> list[tuple[bytes, bytes]]:

@@ -8,12 +8,12 @@ import httpx
 import openai
 import pytest
 
-from proxy.adapters.character_counter import CharacterCounter
-from proxy.app import Proxy, create_app
-from proxy.config import Config
-from proxy.demo.provider import AGENT_MODEL, Provider, Settings, create_provider
-from proxy.relay.routes import RelayRoute
-from proxy.serving import served
+from compaction_proxy.app import Proxy, create_app
+from compaction_proxy.cli.demo.provider import AGENT_MODEL, Provider, Settings, create_provider
+from compaction_proxy.config import Config
+from compaction_proxy.gateway.routes import RelayRoute
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.character_counter import CharacterCounter
 
 WINDOW_TOKENS = 8_192
 KEY = "k-one"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.relay.silence import COMMENT, kept_alive, takes_comments
+from compaction_proxy.gateway.sse_keepalive import COMMENT, kept_alive, takes_comments
 
 SILENCE_S = 0.02
 STREAM = [(b"Content-Type", b"text/event-stream; charset=utf-8")]

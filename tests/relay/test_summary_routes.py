@@ -3,16 +3,16 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from proxy.adapters.aiohttp_engine import AiohttpEngine
-from proxy.compaction.brief import SummaryRoute
-from proxy.config import Config
-from proxy.config.model import for_model
-from proxy.config.sections import SummarySection
-from proxy.config.upstream import UpstreamSection
-from proxy.core.policy import STRATEGIES
-from proxy.dialects.wires import WIRES
-from proxy.relay.exchange import Upstream
-from proxy.relay.summary_routes import summary_routes
+from compaction_proxy.compaction.summary_request import SummaryRoute
+from compaction_proxy.config import Config
+from compaction_proxy.config.config import for_model
+from compaction_proxy.config.sections import SummarySection
+from compaction_proxy.config.upstream import UpstreamSection
+from compaction_proxy.core.strategies import STRATEGIES
+from compaction_proxy.gateway.client.aiohttp_engine import AiohttpEngine
+from compaction_proxy.gateway.summary_routes import summary_routes
+from compaction_proxy.gateway.upstream import Upstream
+from compaction_proxy.wires.registry import WIRES
 
 AZURE = "/openai/deployments/{}/chat/completions"
 

@@ -4,13 +4,13 @@ import itertools
 
 import pytest
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.announcing import Announcing
-from proxy.compaction.fitting import Report, Status
-from proxy.core.event import FAILED_OPEN, OVER_LIMIT, RECOVERED, Event
-from proxy.history import History
-from proxy.relay.trouble import MAX_KNOWN, QUIET_S, Trouble
-from proxy.storage.records import Records
+from compaction_proxy.compaction.types import Report, Status
+from compaction_proxy.core.event import FAILED_OPEN, OVER_LIMIT, RECOVERED, Event
+from compaction_proxy.gateway.incidents import MAX_KNOWN, QUIET_S, Trouble
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Records
+from compaction_proxy.telemetry.event_bus import Announcing
+from compaction_proxy.telemetry.event_history import History
 
 TOLD = ("r_1", "m")
 

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.core.upstream_failure import CAUSES
-from proxy.relay.exchange import Answer, Upstream, build_request, open_answer
-from proxy.relay.upstream_monitor import UpstreamMonitor, find_cause
+from compaction_proxy.core.upstream_failure import CAUSES
+from compaction_proxy.gateway.upstream import Answer, Upstream, build_request, open_answer
+from compaction_proxy.gateway.upstream_monitor import UpstreamMonitor, find_cause
 from tests.relay.test_exchange import SCOPE, Engine, Reply
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.serving import served
+from compaction_proxy.app import create_app
+from compaction_proxy.config.config import Config
+from compaction_proxy.gateway.server import served
 
 SESSION = Path("data", "conversations", "coding_pi.jsonl")
 # Thousand uncached input tokens, as ../shared/tools/economy.py prints them.

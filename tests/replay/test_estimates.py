@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.adapters.tiktoken_counter import TiktokenCounter
-from proxy.anchors import Anchors
-from proxy.core.anchor import anchored, bound, place_of, predicted
-from proxy.core.calibration import Calibration
-from proxy.core.digest import prefix_digests
-from proxy.core.keys import root_of
-from proxy.core.message import Message
-from proxy.counting import Counting
-from proxy.dialects.chat.wire import CHAT
-from proxy.reading import Gauge, Reading
-from proxy.storage.records import Records
+from compaction_proxy.compaction.message_reader import Gauge, Reading
+from compaction_proxy.core.digest import prefix_digests
+from compaction_proxy.core.message import Message
+from compaction_proxy.providers.anchor import anchored, bound, place_of, predicted
+from compaction_proxy.providers.calibration import Calibration
+from compaction_proxy.providers.token_counting import Counting
+from compaction_proxy.providers.tokenizers import TiktokenCounter
+from compaction_proxy.providers.usage_baseline import Anchors
+from compaction_proxy.storage.keys import root_of
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Records
+from compaction_proxy.wires.chat.wire import CHAT
 
 P95_ERROR = 0.02
 LEAST_REQUESTS = 400

@@ -12,12 +12,12 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from proxy.adapters.tiktoken_counter import TiktokenCounter
-from proxy.admin.ui import words
-from proxy.core.price import Price, Tier
-from proxy.demo.prompt import PrefixCache
-from proxy.demo.provider import Settings, create_provider
-from proxy.serving import served
+from compaction_proxy.cli.demo.prompt import PrefixCache
+from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.core.cost.price import Price, Tier
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.tokenizers import TiktokenCounter
+from compaction_proxy.support import formatting
 from tests.conftest import Proxied
 from tests.proxy_processes import command, proxy_process
 
@@ -252,13 +252,13 @@ async def test_everybody_tells_the_same_of_a_replay(tmp_path: Path) -> None:
     assert (show[0], json.loads(show[1])) == (0, {"conversation": seen, **compactions})
     for text in (overview, page):
         for name in ("net_usd", "gross_usd", "cache_loss_usd", "summary_usd"):
-            assert words.usd(stats[name]) in text
+            assert formatting.usd(stats[name]) in text
     assert f"in {rounds} rounds" in overview
     assert f"{stats['tokens_before']:,} {stats['tokens_after']:,} {stats['cached_tokens']:,}" in overview
     for line in exchanges["exchanges"]:
         assert " ".join(f"{line[name]:,}" for name in ("tokens_before", "tokens_after")) in page
     for event in compactions["compactions"]:
-        assert words.usd(event["cost_usd"]) in page
+        assert formatting.usd(event["cost_usd"]) in page
 
 
 async def settled(client: httpx.AsyncClient, provider: Provider) -> dict[str, Any]:

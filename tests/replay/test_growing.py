@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.policy import DEFAULT, STRATEGIES
+from compaction_proxy.core.strategies import DEFAULT, STRATEGIES
 
 # Rows of each file in the usual run: the first few and the largest ones would tell the same.
 FEW = {"bfcl_multi_turn": 4, "coding_aider": 2, "coding_openhands": 1, "coding_sweagent": 4, "memory_qa": 1}

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.dialects.wires import WIRES
+from compaction_proxy.wires.registry import WIRES
 from tests.wires.chat import CHAT
 from tests.wires.messages import MESSAGES
 from tests.wires.responses import RESPONSES

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from proxy.adapters.tiktoken_counter import TiktokenCounter
-from proxy.demo.prompt import Meter
-from proxy.demo.provider import Provider, Settings, create_provider
-from proxy.serving import served
+from compaction_proxy.cli.demo.prompt import Meter
+from compaction_proxy.cli.demo.provider import Provider, Settings, create_provider
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.tokenizers import TiktokenCounter
 
 CONVERSATIONS = Path(__file__).resolve().parent.parent / "fixtures" / "conversations.jsonl"
 MODEL = "demo-agent"

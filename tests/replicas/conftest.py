@@ -15,18 +15,18 @@ from typing import Any
 import httpx
 import pytest
 
-import proxy
-from proxy.adapters.tiktoken_counter import TiktokenCounter
-from proxy.demo.client import Client, Receive, Scope, Send
-from proxy.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Settings, create_provider
-from proxy.demo.seen import Seen
-from proxy.demo.wire import Envelope, Reply, Usage, completion
-from proxy.serving import served
+import compaction_proxy
+from compaction_proxy.cli.demo.chat import Envelope, Reply, Usage, completion
+from compaction_proxy.cli.demo.client import Client, Receive, Scope, Send
+from compaction_proxy.cli.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Settings, create_provider
+from compaction_proxy.cli.demo.seen import Seen
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.tokenizers import TiktokenCounter
 from tests.redis_servers import RedisServer
 from tests.summaries import put_as_asked
 
 JsonObject = dict[str, Any]
-ROOT = Path(proxy.__file__).parent.parent
+ROOT = Path(compaction_proxy.__file__).parents[2]
 START_LIMIT_S = 60.0
 END_LIMIT_S = 60.0
 WINDOW_TOKENS = 4096
@@ -170,7 +170,7 @@ class Replicas:
         models = json.dumps({"demo-*": {"window": window}}) if window else "{}"
         with errors.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
-                *prefix, sys.executable, "-m", "proxy", "serve", "--port", "0",
+                *prefix, sys.executable, "-m", "compaction_proxy", "serve", "--port", "0",
                 "--upstream", f"{upstream}/v1", *arguments,
                 cwd=self.folder,
                 env={

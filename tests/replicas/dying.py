@@ -11,24 +11,25 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from proxy.adapters.redis_store import RedisStore
-from proxy.adapters.sqlite_store import SqliteStore
-from proxy.app import create_app
-from proxy.cli import app
-from proxy.compaction import making, turns
-from proxy.compaction.summarising import Summarising
-from proxy.history import History
-from proxy.relay import endpoint
-from proxy.serving.cycle import Cycle
-from proxy.storage.records import Records
+from compaction_proxy.app import create_app
+from compaction_proxy.cli.main import app
+from compaction_proxy.compaction import round_builder
+from compaction_proxy.compaction.summarizer import Summarising
+from compaction_proxy.gateway import endpoint
+from compaction_proxy.gateway.server.cycle import Cycle
+from compaction_proxy.storage import leases
+from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.redis.store import RedisStore
+from compaction_proxy.storage.sqlite.store import SqliteStore
+from compaction_proxy.telemetry.event_history import History
 
 # Where, and whether before it or with its outcome.
 POINTS: list[tuple[tuple[Any, ...], str, bool]] = [
-    ((turns,), "_lent", False),
-    ((turns,), "_lent", True),
+    ((leases,), "_lent", False),
+    ((leases,), "_lent", True),
     ((Summarising,), "write", False),
     ((Summarising,), "write", True),
-    ((making,), "stand_ins", True),
+    ((round_builder,), "stand_ins", True),
     ((History,), "rooted", True),
     ((RedisStore, SqliteStore), "commit", False),
     ((RedisStore, SqliteStore), "commit", True),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from proxy.log_events import STORE_FAILED
+from compaction_proxy.support.log_events import STORE_FAILED
 
 CLIENTS = 30
 # On a machine that is busy with something else one scene may say nothing about clocks.

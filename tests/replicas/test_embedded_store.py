@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from proxy.adapters.sqlite_schema import APPLICATION_ID, MIGRATIONS, migrate
-from proxy.core.envelope import unpack
+from compaction_proxy.storage.envelope import unpack
+from compaction_proxy.storage.sqlite.schema import APPLICATION_ID, MIGRATIONS, migrate
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.compaction.turns import LEASE_S
+from compaction_proxy.storage.leases import LEASE_S
 
 POINTS = range(12)
 # Holding the lease, with the summary, on both sides of the commit, with the round saved, in the answer.

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from proxy.compaction.turns import LEASE_S
+from compaction_proxy.storage.leases import LEASE_S
 
 # Conversations whose rounds one process makes when it is stopped.
 BATCH = 25

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.envelope import VERSION
+from compaction_proxy.storage.envelope import VERSION
 
 # Totals are written once a second; two replicas, each at its own time.
 WRITTEN_AFTER_S = 2.5
@@ -23,7 +23,7 @@ WRITTEN_AFTER_S = 2.5
 def environ(tmp_path: Path) -> dict[str, str]:
     """Makes a replica one of the next version."""
     (tmp_path / "sitecustomize.py").write_text(
-        f"import proxy.core.envelope as envelope\nenvelope.VERSION = {VERSION + 1}\n"
+        f"import compaction_proxy.storage.envelope as envelope\nenvelope.VERSION = {VERSION + 1}\n"
     )
     root = Path(__file__).resolve().parents[2]
     return {"PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"}

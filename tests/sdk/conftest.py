@@ -21,28 +21,28 @@ from anyio.from_thread import start_blocking_portal
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import SecretStr
 
-from proxy.adapters.tiktoken_counter import TiktokenCounter
-from proxy.app import create_app
-from proxy.config import Config
-from proxy.config.sections import (
+from compaction_proxy.app import create_app
+from compaction_proxy.cli.demo import chat, script
+from compaction_proxy.cli.demo.client import Client, DepartedError, Receive, Scope, Send
+from compaction_proxy.cli.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Provider, Settings, create_provider
+from compaction_proxy.config import Config
+from compaction_proxy.config.sections import (
     CompactionSection,
     ModelSection,
     ServerSection,
     StoreSection,
     SummarySection,
 )
-from proxy.config.upstream import UpstreamSection
-from proxy.demo import script, wire
-from proxy.demo.client import Client, DepartedError, Receive, Scope, Send
-from proxy.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Provider, Settings, create_provider
-from proxy.serving import served
+from compaction_proxy.config.upstream import UpstreamSection
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.tokenizers import TiktokenCounter
 from tests.free_ports import find_free_port
 
 WINDOW_TOKENS = 8192
 HELD_SUMMARY_MODEL = "held-summary"
 MODELS = (AGENT_MODEL, SUMMARY_MODEL, HELD_SUMMARY_MODEL, "finish-agent", "cancel-agent", "shadow-agent")
-ENVELOPE = wire.Envelope("chatcmpl-scripted", 1_700_000_000, AGENT_MODEL)
-USAGE = wire.Usage(9, 12, 0)
+ENVELOPE = chat.Envelope("chatcmpl-scripted", 1_700_000_000, AGENT_MODEL)
+USAGE = chat.Usage(9, 12, 0)
 GREETING = (
     "Grüezi 🌍! 你好, 世界 — עברית, \u202egespiegelt\u202c, 👩\u200d👩\u200d👧, e\u0301 and \u2028 a line."
 )
@@ -71,11 +71,11 @@ def error(status: int, code: str | None, *fields: tuple[str, str]) -> Answer:
 
 
 def plain(text: str) -> bytes:
-    return wire.completion(ENVELOPE, wire.Reply(text), USAGE)
+    return chat.completion(ENVELOPE, chat.Reply(text), USAGE)
 
 
 def events(text: str) -> tuple[bytes, ...]:
-    return tuple(wire.stream(ENVELOPE, wire.Reply(text), USAGE))
+    return tuple(chat.stream(ENVELOPE, chat.Reply(text), USAGE))
 
 
 def sliced(data: bytes, size: int) -> tuple[bytes, ...]:
@@ -137,12 +137,12 @@ def listing(*floats: float) -> bytes:
     packed = base64.b64encode(struct.pack(f"<{len(floats)}f", *floats)).decode()
     rows = [{"object": "embedding", "index": 0, "embedding": packed}]
     usage = {"prompt_tokens": 1, "total_tokens": 1}
-    return wire.dumps({"object": "list", "data": rows, "model": "embedder", "usage": usage})
+    return chat.dumps({"object": "list", "data": rows, "model": "embedder", "usage": usage})
 
 
 def stored_file(body: bytes) -> bytes:
     fields = {"id": "file-1", "object": "file", "filename": "notes.jsonl", "purpose": "batch"}
-    return wire.dumps({**fields, "bytes": len(body), "created_at": 1, "status": "processed"})
+    return chat.dumps({**fields, "bytes": len(body), "created_at": 1, "status": "processed"})
 
 
 @dataclass
@@ -379,17 +379,17 @@ def conversation() -> Callable[..., list[Mapping[str, str]]]:
 
 
 @pytest.fixture(scope="session")
-def whole_history() -> list[wire.JsonObject]:
+def whole_history() -> list[chat.JsonObject]:
     """The scripted conversation as a client has it at the end, if its model forgot nothing."""
     scripted_talk = script.load()
-    history: list[wire.JsonObject] = [{"role": "system", "content": scripted_talk.system}]
+    history: list[chat.JsonObject] = [{"role": "system", "content": scripted_talk.system}]
     for turn in scripted_talk.turns:
         history.append({"role": "user", "content": turn.user})
         for step in turn.steps:
             text = step.text
             for name, fact in scripted_talk.facts.items():
                 text = text.replace("{" + name + "}", fact)
-            said = wire.message_json(wire.Reply(text, step.calls))
+            said = chat.message_json(chat.Reply(text, step.calls))
             history.append({name: value for name, value in said.items() if value is not None})
             history += [
                 {"role": "tool", "tool_call_id": call.id, "content": scripted_talk.results[call.id]}

@@ -9,7 +9,7 @@ import pytest
 from tests import openai_node
 
 HERE = Path(__file__).parent / "node"
-CONVERSATION = Path(__file__).parents[2] / "proxy" / "demo" / "conversation.json"
+CONVERSATION = Path(__file__).parents[2] / "proxy" / "compaction_proxy" / "cli" / "demo" / "conversation.json"
 PLAY_TIMEOUT_S = 50
 
 HELLO = 'You said "Say héllo 🙂". I was sent 1 messages.'

@@ -8,9 +8,9 @@ import openai
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
-from proxy.config.upstream import UpstreamSection
-from proxy.demo import script
-from proxy.demo.wire import JsonObject
+from compaction_proxy.cli.demo import script
+from compaction_proxy.cli.demo.chat import JsonObject
+from compaction_proxy.config.upstream import UpstreamSection
 
 ALWAYS = {
     "status", "session", "strategy", "messages-before", "messages-after", "tokens-before", "tokens-after",

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.ports import Store
-from proxy.serving import served
+from compaction_proxy.gateway.server import served
+from compaction_proxy.storage.store import Store
 from tests.seeds.stage import MODEL, JsonObject, Place, Placed, Provider
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from proxy.demo.client import Client, Receive, Scope, Send
+from compaction_proxy.cli.demo.client import Client, Receive, Scope, Send
 from tests.summaries import put_as_asked
 
 JsonObject = dict[str, Any]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.adapters.sqlite_store import SqliteStore
-from proxy.core.policy import CHAINED
-from proxy.serving import served
+from compaction_proxy.core.strategies import CHAINED
+from compaction_proxy.gateway.server import served
+from compaction_proxy.storage.sqlite.store import SqliteStore
 from tests.seeds.stage import (
     DIGEST,
     SUMMARY_MODEL,

@@ -5,7 +5,7 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.core.policy import STRATEGIES
+from compaction_proxy.core.strategies import STRATEGIES
 from tests.seeds.stage import DIGEST, JsonObject, Placed, calling, loop, report, said, system, talk, user
 
 SEEDS = [name for name in STRATEGIES if name != "anchored"]

@@ -6,7 +6,7 @@ import re
 import httpx
 import pytest
 
-from proxy.core.policy import FULL
+from compaction_proxy.core.strategies import FULL
 from tests.seeds.stage import (
     DIGEST,
     MODEL,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from proxy.serving import Patience, listen, run, server
+from compaction_proxy.gateway.server import Patience, listen, run, server
 from tests.proxy_processes import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
@@ -61,7 +61,7 @@ async def test_a_signal_during_the_start_ends_it_with_0(workers: str, where: str
     path = tmp_path / "socket"
     unix = {"COMPACTION_PROXY__SERVER__UNIX_SOCKET": str(path)} if where == "path" else {}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "proxy", "serve", "--port", "0", "--workers", workers),
+        *(sys.executable, "-m", "compaction_proxy", "serve", "--port", "0", "--workers", workers),
         *("--upstream", "http://127.0.0.1:9/v1"),
         cwd=tmp_path,
         env={"HOME": str(tmp_path), "PYTHONPATH": str(ROOT), **unix},

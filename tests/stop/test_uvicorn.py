@@ -6,7 +6,7 @@ from typing import Any
 
 import uvicorn
 
-from proxy.serving.connection import Connection
+from compaction_proxy.gateway.server.connection import Connection
 
 STREAMS = 20
 CHUNKS = 10

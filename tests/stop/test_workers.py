@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at proces
 # Python runs `sitecustomize` when it starts, in each worker too.
 BROKEN = """
 import os, pathlib
-from proxy.adapters.toktok_counter import ToktokCounter
+from compaction_proxy.providers.tokenizers_fast import ToktokCounter
 good = ToktokCounter.warm
 def warm(self):
     if pathlib.Path(os.environ["HOME"], "broken").exists():

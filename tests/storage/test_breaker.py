@@ -1,4 +1,4 @@
-from proxy.storage.breaker import Breaker
+from compaction_proxy.support.circuit_breaker import Breaker
 
 
 class Clock:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from proxy.storage.deadline import within
+from compaction_proxy.storage.deadline import within
 
 STEPS = 10
 

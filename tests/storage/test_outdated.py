@@ -5,11 +5,11 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.errors import StoreUnavailable
-from proxy.storage import outdated as module
-from proxy.storage.outdated import Outdated
-from proxy.storage.records import Fields, Records
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.storage import deletions as module
+from compaction_proxy.storage.deletions import Outdated
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Fields, Records
 
 DAY_S = 86_400.0
 NAMES = st.text("ab", max_size=2)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.core.envelope import pack
-from proxy.errors import StoreUnavailable
-from proxy.ports import Entry, Lease, Record, Store
-from proxy.storage.reach import CALLS_AT_ONCE, DEADLINE_S
-from proxy.storage.records import Item, Line, Records
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.storage.envelope import pack
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import Item, Line, Records
+from compaction_proxy.storage.resilient import CALLS_AT_ONCE, DEADLINE_S
+from compaction_proxy.storage.store import Entry, Lease, Record, Store
 
 DAY_S = 86400.0
 NEWER = b"\x02\x00{}"

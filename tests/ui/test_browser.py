@@ -17,12 +17,12 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright, expect
 
-from proxy.adapters.character_counter import CharacterCounter
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.demo.faults import Fault
-from proxy.demo.provider import Settings, create_provider
-from proxy.serving import served
+from compaction_proxy.app import create_app
+from compaction_proxy.cli.demo.faults import Fault
+from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.config.config import Config
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.character_counter import CharacterCounter
 from tests.dashboard import NAME, PLACE, FakeApi, pages, sample
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

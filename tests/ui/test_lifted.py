@@ -5,9 +5,9 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.admin.ui.lifted import MAX_COMPARED_CHARACTERS, pieces, words_of
-from proxy.admin.ui.panes import panes
-from proxy.admin.ui.shown import Text
+from compaction_proxy.admin.ui.diff import MAX_COMPARED_CHARACTERS, pieces, words_of
+from compaction_proxy.admin.ui.round_view import panes
+from compaction_proxy.admin.ui.shown import Text
 
 LIMIT_S = 10.0  # a hundred times what is promised
 

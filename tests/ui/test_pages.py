@@ -7,10 +7,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from proxy.admin.ui.playground import MAX_PASTED_BYTES
-from proxy.admin.ui.rendering import STATIC
-from proxy.admin.ui.words import MINUS
-from proxy.errors import RequestRefused
+from compaction_proxy.admin.ui.replay import MAX_PASTED_BYTES
+from compaction_proxy.admin.ui.templates import STATIC
+from compaction_proxy.core.errors import RequestRefused
+from compaction_proxy.support.formatting import MINUS
 from tests.dashboard import NAME, PLACE, FakeApi, Read, pages, sample
 
 ONE = f"/ui/conversations/{NAME}"

@@ -6,11 +6,11 @@ from typing import Any
 
 import httpx
 
-from proxy.adapters.character_counter import CharacterCounter
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.demo.provider import Settings, create_provider
-from proxy.serving import served
+from compaction_proxy.app import create_app
+from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.config.config import Config
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.character_counter import CharacterCounter
 from tests.dashboard import Read
 
 KEY = "an-admin-key"

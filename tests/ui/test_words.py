@@ -2,9 +2,9 @@
 
 import pytest
 
-from proxy.admin.ui import words
-from proxy.admin.ui.words import MINUS
-from proxy.core.upstream_failure import CAUSES
+from compaction_proxy.core.upstream_failure import CAUSES
+from compaction_proxy.support import formatting
+from compaction_proxy.support.formatting import MINUS
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from proxy.core.upstream_failure import CAUSES
     ],
 )
 def test_dollars_that_are_not_known_are_never_nothing(value: float | None, told: str) -> None:
-    assert words.usd(value) == told
+    assert formatting.usd(value) == told
 
 
 @pytest.mark.parametrize(
@@ -38,36 +38,43 @@ def test_dollars_that_are_not_known_are_never_nothing(value: float | None, told:
     ],
 )
 def test_large_numbers_are_short(value: float | None, told: str) -> None:
-    assert words.short(value) == told
+    assert formatting.short(value) == told
 
 
 def test_shares_times_and_reasons() -> None:
-    assert [words.percent(1, 3), words.percent(1, 0), words.percent(None, 3)] == ["33 %", "n/a", "n/a"]
-    assert [words.ago(at, 100_000.0) for at in (None, 99_998.0, 99_700.0, 90_000.0, 1.0)] == [
+    assert [formatting.percent(1, 3), formatting.percent(1, 0), formatting.percent(None, 3)] == [
+        "33 %",
+        "n/a",
+        "n/a",
+    ]
+    assert [formatting.ago(at, 100_000.0) for at in (None, 99_998.0, 99_700.0, 90_000.0, 1.0)] == [
         "n/a",
         "2 s ago",
         "5 min ago",
         "3 h ago",
         "1 d ago",
     ]
-    assert [words.stamp(1e300), words.when(None)] == ["9999-12-31T23:59:59Z", "n/a"]
-    assert words.reason("timeout") == "the summary model took too long (timeout)"
-    assert words.reason("http-503") == "the summary model answered with an error (http-503)"
-    assert [words.cause("percent,http-503"), words.cause("")] == ["trigger reached, http 503", "n/a"]
-    assert [words.rate(each) for each in (None, 2.5, 0.025, 10.0, 0.0)] == [
+    assert [formatting.stamp(1e300), formatting.when(None)] == ["9999-12-31T23:59:59Z", "n/a"]
+    assert formatting.reason("timeout") == "the summary model took too long (timeout)"
+    assert formatting.reason("http-503") == "the summary model answered with an error (http-503)"
+    assert [formatting.cause("percent,http-503"), formatting.cause("")] == [
+        "trigger reached, http 503",
+        "n/a",
+    ]
+    assert [formatting.rate(each) for each in (None, 2.5, 0.025, 10.0, 0.0)] == [
         "n/a",
         "$2.50",
         "$0.025",
         "$10.00",
         "$0.00",
     ]
-    assert words.reason("of-another-version") == "of another version"
+    assert formatting.reason("of-another-version") == "of another version"
 
 
 def test_every_cause_of_an_upstream_failure_is_explained() -> None:
-    assert words.UPSTREAM_CAUSES.keys() == CAUSES
-    assert words.upstream_cause("http-503") == "upstream answered 503"
-    assert [words.upstream_cause(each) for each in ("of-another-version", "")] == [
+    assert formatting.UPSTREAM_CAUSES.keys() == CAUSES
+    assert formatting.upstream_cause("http-503") == "upstream answered 503"
+    assert [formatting.upstream_cause(each) for each in ("of-another-version", "")] == [
         "of another version",
         "n/a",
     ]

@@ -13,14 +13,14 @@ from urllib.parse import urlsplit
 import pytest
 import uvicorn
 
-from proxy import app
-from proxy.adapters import tiktoken_counter
-from proxy.app import create_app
-from proxy.body_budget import BodyBudget
-from proxy.config.model import Config
-from proxy.ports import Store
-from proxy.relay.admission import Admission
-from proxy.serving import served
+from compaction_proxy import app
+from compaction_proxy.app import create_app
+from compaction_proxy.config.config import Config
+from compaction_proxy.gateway.body_budget import BodyBudget
+from compaction_proxy.gateway.concurrency_limit import Admission
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers import tokenizers
+from compaction_proxy.storage.store import Store
 from tests.virtual_time import VirtualTimeLoop
 
 CHAT = "/v1/chat/completions"
@@ -28,7 +28,7 @@ CHAT = "/v1/chat/completions"
 # counted and looked up; the field lowers nothing, because no trigger is as high.
 WAYS = {"through the gate": (), "past the gate": ("x-compaction-trigger-tokens: 1000000",)}
 
-cached_load = functools.cache(tiktoken_counter.load)
+cached_load = functools.cache(tokenizers.load)
 
 
 @dataclass
@@ -119,7 +119,7 @@ async def running_proxy(
         **sections,
         "upstream": upstream,
     }
-    with mock.patch.object(tiktoken_counter, "load", cached_load):  # takes half a second each time
+    with mock.patch.object(tokenizers, "load", cached_load):  # takes half a second each time
         async with served(create_app(Config.model_validate(given), store=store)) as url:
             yield urlsplit(url).port or 0
 

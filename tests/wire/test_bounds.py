@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from proxy.relay import inbound
-from proxy.serving import Deadlines, connection, served
+from compaction_proxy.gateway import client_stream
+from compaction_proxy.gateway.server import Deadlines, connection, served
 
 CHAT = "/v1/chat/completions"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -93,7 +93,7 @@ async def test_a_request_that_passes_has_no_task_beside_its_own(wire: Any, chat:
         before |= asyncio.all_tasks()
         assert (await wire.ask(port, chat())).body == b"ok"
     assert seen == [1, 0]
-    assert (inbound.DEPARTURE, inbound.NOTICE) == (connection.DEPARTURE, connection.NOTICE)
+    assert (client_stream.DEPARTURE, client_stream.NOTICE) == (connection.DEPARTURE, connection.NOTICE)
 
 
 @pytest.mark.virtual_time

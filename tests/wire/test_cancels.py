@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from proxy.adapters.memory_store import MemoryStore
-from proxy.relay.admission import Admission
+from compaction_proxy.gateway.concurrency_limit import Admission
+from compaction_proxy.storage.memory import MemoryStore
 
 CHAT = "/v1/chat/completions"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"

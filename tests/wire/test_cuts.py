@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
-from proxy.dialects.usage import UsageTap
+from compaction_proxy.wires.usage import UsageTap
 from tests.free_ports import find_free_port
 
 BODY = bytes(range(256)) * 8

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from proxy import journal
-from proxy.adapters.memory_store import MemoryStore
-from proxy.core import envelope
-from proxy.ports import Entry, Record
+from compaction_proxy.storage import envelope
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.store import Entry, Record
+from compaction_proxy.telemetry import exchange_log
 
 CHAT = "/v1/chat/completions"
 STREAMS_AT_ONCE = 20
@@ -80,7 +80,7 @@ async def test_streams_of_any_shape_in_slices_of_any_size_arrive_identical_and_a
 ) -> None:
     """Every other one goes past the gate."""
     streams = 20_000 if pytestconfig.getoption("--runslow") else 2_000
-    monkeypatch.setattr(journal, "FLUSH_S", 600.0)  # so that the totals are written at the end
+    monkeypatch.setattr(exchange_log, "FLUSH_S", 600.0)  # so that the totals are written at the end
 
     async def script(exchange: Any) -> None:
         seed = json.loads(exchange.body)["seed"]

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from proxy.adapters import native_connection
-from proxy.adapters.native_parser import AnswerParser
-from proxy.serving.connection import Connection
-from proxy.serving.cycle import Cycle
-from proxy.serving.request_parser import RequestParser
+from compaction_proxy.gateway.client import connection
+from compaction_proxy.gateway.client.parser import AnswerParser
+from compaction_proxy.gateway.server.connection import Connection
+from compaction_proxy.gateway.server.cycle import Cycle
+from compaction_proxy.gateway.server.parser import RequestParser
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok"
 BEGUN = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: {}\n\n"
-KINDS = (Connection, Cycle, RequestParser, native_connection.Connection, AnswerParser)
+KINDS = (Connection, Cycle, RequestParser, connection.Connection, AnswerParser)
 TIMES = 20
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.relay.known_clients import KnownClients
+from compaction_proxy.gateway.client_auth import KnownClients
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 KNOWN = {"server": {"client_keys": ["ck-one", "ck-two"]}, "upstream": {"api_key": "sk-ours"}}

@@ -36,7 +36,7 @@ async def proxy_process(upstream_port: int) -> AsyncIterator[tuple[int, int]]:
     }
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "proxy", "serve"),
+        *("-m", "compaction_proxy", "serve"),
         env={f"COMPACTION_PROXY__{name}": value for name, value in settings.items()},
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,

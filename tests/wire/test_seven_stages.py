@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from proxy.adapters.redis_store import RedisStore
-from proxy.adapters.redis_url import parse
-from proxy.core import envelope
-from proxy.relay.admission import Admission
+from compaction_proxy.gateway.concurrency_limit import Admission
+from compaction_proxy.storage import envelope
+from compaction_proxy.storage.redis.store import RedisStore
+from compaction_proxy.storage.redis.url import parse
 from tests.fault_tcp import Faults, FaultTcp
 from tests.redis_servers import RedisServer
 

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from proxy.relay.silence import COMMENT
+from compaction_proxy.gateway.sse_keepalive import COMMENT
 
 pytestmark = pytest.mark.virtual_time
 

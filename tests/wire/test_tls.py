@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import ConfigError
-from proxy.serving import served, tls_context
+from compaction_proxy.core.errors import ConfigError
+from compaction_proxy.gateway.server import served, tls_context
 from tests.certificates import HOUR, self_signed
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from proxy.app import create_app
-from proxy.config.model import Config
-from proxy.config.sources import Loaded
-from proxy.serving import served
+from compaction_proxy.app import create_app
+from compaction_proxy.config.config import Config
+from compaction_proxy.config.loader import Loaded
+from compaction_proxy.gateway.server import served
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 FIELDS = ("x-session-id: s", f"traceparent: 00-{TRACE}-{PARENT}-01")

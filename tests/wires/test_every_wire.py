@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.compaction.fitting import Fit, Status
-from proxy.core.policy import STRATEGIES
-from proxy.dialects.body import read
-from proxy.dialects.reader import KEY_BYTES, Reader
-from proxy.dialects.wires import WIRES
+from compaction_proxy.compaction.types import Fit, Status
+from compaction_proxy.core.strategies import STRATEGIES
+from compaction_proxy.wires.body import read
+from compaction_proxy.wires.incremental_reader import KEY_BYTES, Reader
+from compaction_proxy.wires.registry import WIRES
 from tests.compaction.bench import bench, user
 from tests.wires.chat import CHAT
 from tests.wires.messages import MESSAGES

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parent.parent.parent / "proxy"
+PACKAGE = Path(__file__).resolve().parents[2] / "proxy" / "compaction_proxy"
 # Names of fields, of kinds and of roles that only some wires have, and that are no word of ours.
 WORDS = frozenset(
     {"tool_calls", "tool_call_id", "function_call", "function_call_output", "custom_tool_call", "call_id"}
@@ -21,10 +21,10 @@ KNOWN = {
     "digest": {"function"},
     "facts": {"function"},
     "repair": {"function"},
-    "tokens": {"function"},
+    "token_rules": {"function"},
 }
 # Wires whose rounds are made like those of any other.
-OTHERS = ("proxy.dialects.responses", "proxy.dialects.messages")
+OTHERS = ("compaction_proxy.wires.responses", "compaction_proxy.wires.messages")
 
 
 def _strings(path: Path) -> Iterator[str]:
@@ -44,17 +44,17 @@ def _imported(path: Path) -> Iterator[str]:
 def test_the_core_names_nothing_that_is_one_wire_s() -> None:
     found = {
         path.stem: {word.strip('"') for word in _strings(path)} & WORDS
-        for path in (PACKAGE / "core").glob("*.py")
+        for path in (PACKAGE / "core").rglob("*.py")
     }
     assert {name: words for name, words in found.items() if words} == KNOWN
 
 
 def test_compaction_imports_no_wire_but_the_one_it_speaks_itself() -> None:
-    folders = ("core", "compaction", "storage", "ports")
+    folders = ("core", "compaction", "recall", "storage")
     found = {
         path.name: imported
         for folder in folders
-        for path in (PACKAGE / folder).glob("*.py")
+        for path in (PACKAGE / folder).rglob("*.py")
         for imported in _imported(path)
         if imported.startswith(OTHERS)
     }

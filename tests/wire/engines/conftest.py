@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from proxy.adapters.aiohttp_engine import AiohttpEngine
-from proxy.adapters.native_engine import NativeEngine
-from proxy.ports import HttpEngine, HttpRequest, HttpResponse
+from compaction_proxy.gateway.client.aiohttp_engine import AiohttpEngine
+from compaction_proxy.gateway.client.engine import NativeEngine
+from compaction_proxy.gateway.client.types import HttpEngine, HttpRequest, HttpResponse
 from tests.certificates import self_signed
 from tests.virtual_time import VirtualTimeLoop
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.adapters.native_parser import AnswerParser
-from proxy.ports import HttpResponse
+from compaction_proxy.gateway.client.parser import AnswerParser
+from compaction_proxy.gateway.client.types import HttpResponse
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"

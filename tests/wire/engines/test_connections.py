@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.adapters.engine_transport import EngineTransport
+from compaction_proxy.gateway.client.httpx_transport import EngineTransport
 from tests.free_ports import find_free_port
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"

@@ -12,8 +12,8 @@ from unittest import mock
 import httpx
 import pytest
 
-from proxy.adapters.native_engine import NativeEngine
-from proxy.adapters.outgoing_proxy import Proxies
+from compaction_proxy.gateway.client.engine import NativeEngine
+from compaction_proxy.gateway.client.proxies import Proxies
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"

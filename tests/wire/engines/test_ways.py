@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.adapters.outgoing_proxy import Proxies, environment_proxies
+from compaction_proxy.gateway.client.proxies import Proxies, environment_proxies
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 BASIC = b"proxy-authorization: Basic dTpwQHM="  # u:p@s

@@ -1,1 +1,0 @@
-"""The outside world behind the ports: one third-party library per module."""

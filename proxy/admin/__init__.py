@@ -1,1 +1,0 @@
-"""What operators see: health now; API, metrics and UI join here."""

@@ -1,0 +1,1 @@
+"""The admin API, the pages, health and metrics, and who may use them."""

@@ -1,0 +1,1 @@
+"""The JSON endpoints of the admin API."""

@@ -1,0 +1,58 @@
+"""`POST /admin/v1/replay`: what strategies would do with a conversation."""
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from compaction_proxy.admin.api.routing import answer, routes
+from compaction_proxy.core.errors import RequestRefused
+from compaction_proxy.replay.jobs import Rehearsing, asked
+
+# What people paste. Longer conversations are for `compaction-proxy replay`.
+MAX_BYTES = 8 * 1024 * 1024
+TOO_LARGE = f"The request body is larger than {MAX_BYTES} bytes."
+_TOKENS = {"type": "integer", "minimum": 1, "nullable": True}
+# Read from its bytes: a body of megabytes must not be decoded where requests are relayed.
+_BODY: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "messages": {"type": "array", "items": {"type": "object"}},
+        "tools": {"type": "array", "items": {"type": "object"}},
+        "conversation": {"type": "string", "description": "In place of messages: the id of a stored one."},
+        "model": {"type": "string", "nullable": True},
+        "strategies": {"type": "array", "items": {"type": "string"}},
+        "trigger_tokens": _TOKENS,
+        "target_tokens": _TOKENS,
+        "window": _TOKENS,
+    },
+}
+
+
+async def _body(request: Request) -> bytes:
+    """The whole body.
+
+    Raises:
+        RequestRefused: It is too large (413).
+    """
+    parts, left = [], MAX_BYTES
+    async for part in request.stream():
+        parts.append(part)
+        left -= len(part)
+        if left < 0:
+            raise RequestRefused(413, TOO_LARGE, "request_too_large")
+    return b"".join(parts)
+
+
+def replay_routes(rehearsing: Rehearsing) -> APIRouter:
+    """The router of rehearsals."""
+    router = routes()
+
+    async def replay(request: Request) -> Response:
+        """What strategies would do with a conversation, and what that would cost. Asks no model."""
+        what = await asyncio.to_thread(asked, await _body(request))
+        return answer({"results": await rehearsing.play(what)})
+
+    described = {"requestBody": {"required": True, "content": {"application/json": {"schema": _BODY}}}}
+    router.add_api_route("/replay", replay, methods=["POST"], openapi_extra=described)
+    return router

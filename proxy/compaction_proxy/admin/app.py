@@ -1,0 +1,108 @@
+"""Our own paths: health, the admin API, and an answer in OpenAI's shape for everything else below them."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.status import HTTP_400_BAD_REQUEST, HTTP_413_CONTENT_TOO_LARGE
+from starlette.types import Lifespan
+
+from compaction_proxy import __version__
+from compaction_proxy.admin.api import conversations, events, export, overview, steering
+from compaction_proxy.admin.api.routing import Api, install
+from compaction_proxy.admin.bodies import MAX_BODY_BYTES
+from compaction_proxy.admin.metrics import Written, metrics_routes
+from compaction_proxy.core.errors import RequestRefused, openai_error
+
+ALIVE_PATHS = ("/livez", "/health/liveliness", "/health/liveness")
+READY_PATHS = ("/readyz", "/healthz", "/health", "/health/readiness")
+METHODS = ["GET", "HEAD"]
+ROUTERS = (conversations.router, steering.router, overview.router, events.router, export.router)
+CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+# What is wrong with a body, where that is the trouble.
+BODIES = {
+    HTTP_400_BAD_REQUEST: "The body cannot be read.",
+    HTTP_413_CONTENT_TOO_LARGE: f"The request body is larger than {MAX_BODY_BYTES} bytes.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether requests can be served.
+
+    Attributes:
+        ready: False while starting and ending.
+        store: Whether the store answers. Requests flow without it, so it does not decide `ready`.
+        version: Our version.
+    """
+
+    ready: bool
+    store: Literal["ok", "down"]
+    version: str
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """A path of ours that does not exist, or not with this method; or a body that is no text or too large."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    headers = error.headers if isinstance(error, HTTPException) else None
+    unknown = f"{request.method} {request.url.path} is not something this proxy answers"
+    message = BODIES.get(status, unknown)
+    body = openai_error(RequestRefused(status, message, CODES.get(status, "invalid_request")))
+    return Response(body, status, headers, "application/json")
+
+
+def _health(readiness: Callable[[], Readiness]) -> APIRouter:
+    routes = APIRouter()
+
+    async def alive() -> dict[str, str]:
+        return {"status": "ok", "version": readiness().version}
+
+    async def ready(request: Request) -> JSONResponse:
+        now = readiness()
+        if getattr(request.state, "stopping", False):  # the server was told to end, and says so in the scope
+            return JSONResponse({"status": "stopping", **asdict(replace(now, ready=False))}, 503)
+        status = {"status": "ok" if now.ready else "unready", **asdict(now)}
+        return JSONResponse(status, 200 if now.ready else 503)
+
+    for path in ALIVE_PATHS:
+        routes.add_api_route(path, alive, methods=METHODS)
+    for path in READY_PATHS:
+        routes.add_api_route(path, ready, methods=METHODS)
+    return routes
+
+
+def create_admin(
+    readiness: Callable[[], Readiness],
+    base_path: str = "",
+    api: Api | None = None,
+    metrics: Written | None = None,
+    lifespan: Lifespan[FastAPI] | None = None,
+) -> FastAPI:
+    """The application behind our own paths, all of them under `base_path`.
+
+    Args:
+        readiness: Asked at each health check; must not wait.
+        base_path: Empty, or a path that starts with `/` and does not end with it.
+        api: What the admin API needs; None: there is none.
+        metrics: Gives what `/metrics` answers; None: there is nothing.
+        lifespan: Opens and closes what the application needs, where a server runs it by itself.
+    """
+    app = FastAPI(
+        title="compaction-proxy admin",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
+    app.include_router(_health(readiness), prefix=base_path, include_in_schema=False)
+    if metrics is not None:
+        app.include_router(metrics_routes(metrics), prefix=base_path, include_in_schema=False)
+    app.add_exception_handler(HTTPException, _refused)
+    if api is not None:
+        install(app, api, base_path, ROUTERS)
+    return app

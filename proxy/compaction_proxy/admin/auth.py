@@ -1,0 +1,134 @@
+"""Who may use the admin API and the pages.
+
+With an admin key, whoever shows it; browsers do, as the password of any user. Without one, whoever sits at
+this machine, if the server listens on loopback only. A web page open on this machine does too; so the request
+must be addressed to a name of this machine, or a page could point a name of its own at it (DNS rebinding),
+and a request that a page has made must come from a page of ours.
+"""
+
+import hmac
+from base64 import b64decode
+from dataclasses import dataclass, field
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from compaction_proxy.config.validation import is_loopback
+from compaction_proxy.core.errors import RequestRefused, openai_error
+from compaction_proxy.support.net import authority
+
+BEARER = "Bearer"
+BASIC = "Basic"
+# What a client is asked for, by scheme.
+_CHALLENGES = {BEARER: "Bearer", BASIC: 'Basic realm="compaction-proxy", charset="UTF-8"'}
+_PORTS = {"http": 80, "https": 443}
+# Signs that the request has come through another proxy, so that its peer says nothing of who asks.
+_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Whom to let in.
+
+    Attributes:
+        host: The address that the server listens on, `server.host`.
+        key: The admin key; empty: none.
+    """
+
+    host: str
+    key: str = field(repr=False)
+
+
+def _forbidden(why: str, code: str) -> RequestRefused:
+    return RequestRefused(403, why, code)
+
+
+def _is_ours(origin: str, host: str) -> bool:
+    """Whether a page of this origin was served by the host that the request is addressed to."""
+    scheme, separator, rest = origin.lower().partition("://")
+    if not separator or scheme not in _PORTS:
+        return False
+    ours = authority(host.lower(), _PORTS[scheme])
+    return ours is not None and ours == authority(rest, _PORTS[scheme])
+
+
+def _shows(key: str, headers: Headers, scheme: str) -> bool:
+    """Whether a request has the key: as a bearer token, or as a password where the scheme is Basic."""
+    named, _, shown = headers.get("authorization", "").partition(" ")
+    given = shown.strip().encode("latin-1")
+    if scheme == BASIC and named.lower() == "basic":
+        given = _password(given)
+    elif named.lower() != "bearer":
+        return False
+    return hmac.compare_digest(given, key.encode())
+
+
+def _password(credentials: bytes) -> bytes:
+    """The password in Basic credentials, whoever the user is; nothing where there is none."""
+    try:
+        return b64decode(credentials, validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
+
+
+def _is_here(access: Access, scope: Scope, headers: Headers, host: str) -> RequestRefused | None:
+    """Why a request without a key is refused; None if it is made at this machine, to this machine."""
+    if not is_loopback(access.host):
+        return _forbidden("Set server.admin_key to use this from other machines.", "admin_key_required")
+    peer = (scope.get("client") or ("",))[0]
+    if not is_loopback(peer) or any(name in headers for name in _FORWARDED):
+        return _forbidden("Without server.admin_key this machine only is answered.", "admin_key_required")
+    named = authority(host.lower())
+    if named is None or not (is_loopback(named[0]) or named[0] == access.host.lower()):
+        return _forbidden("The Host header names another machine.", "host_not_allowed")
+    return None
+
+
+def refusal(access: Access, scope: Scope, scheme: str = BEARER) -> RequestRefused | None:
+    """Why a request is refused; None if it is not.
+
+    Args:
+        access: Whom to let in.
+        scope: The request.
+        scheme: How the key may be shown: as a bearer token, or with `BASIC` as a password, too.
+    """
+    headers = Headers(scope=scope)
+    hosts, origins = headers.getlist("host"), headers.getlist("origin")
+    if len(hosts) != 1 or authority(hosts[0]) is None:
+        return _forbidden("The request must have one Host header.", "host_not_allowed")
+    if not all(_is_ours(origin, hosts[0]) for origin in origins):
+        return _forbidden("Pages of other origins are not answered.", "origin_not_allowed")
+    if not access.key:
+        return _is_here(access, scope, headers, hosts[0])
+    if not _shows(access.key, headers, scheme):
+        return RequestRefused(401, "Send `Authorization: Bearer` and the admin key.", "invalid_admin_key")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Asks for access before anything of a request is read. Pure ASGI.
+
+    Attributes:
+        app: What is behind it.
+        access: Whom to let in.
+        path: Where access is needed, and below.
+        scheme: How the key is asked for.
+    """
+
+    app: ASGIApp
+    access: Access
+    path: str
+    scheme: str = BEARER
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, or refuse it."""
+        guarded = scope["type"] == "http" and f"{scope['path']}/".startswith(f"{self.path}/")
+        refused = refusal(self.access, scope, self.scheme) if guarded else None
+        if refused is None:
+            await self.app(scope, receive, send)
+            return
+        headers = {"www-authenticate": _CHALLENGES[self.scheme]} if refused.status == 401 else None
+        answer = Response(openai_error(refused), refused.status, headers, "application/json")
+        await answer(scope, receive, send)

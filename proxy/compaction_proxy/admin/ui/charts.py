@@ -1,0 +1,112 @@
+"""What the charts draw: series as JSON, in an attribute that `static/pages.js` reads.
+
+Each chart stands beside a table with the same figures, for whoever cannot see or draw it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from compaction_proxy.admin.ui.shown import Counters, Outcome, Round
+from compaction_proxy.core.exchange import Exchange
+
+# More columns than this are no picture; the newest are drawn.
+MAX_COLUMNS = 500
+# How the line of each strategy is dashed, in pixels drawn and left out; one for each that there is.
+DASHES = ((), (8, 4), (2, 3), (12, 3, 2, 3), (4, 4), (1, 2), (16, 4))
+_STEPS_S = {"hour": 3_600, "day": 86_400}
+
+
+def period(rows: Sequence[Counters], by: str, since: float | None, until: float | None) -> str:
+    """Tokens that clients sent and that were forwarded over time, with rounds and the cached share.
+
+    Args:
+        rows: Hours or days in which something happened.
+        by: `hour` or `day`.
+        since: Seconds since the epoch; None: the first row.
+        until: Likewise; None: the last row.
+    """
+    known = {at: row for row in rows if (at := _seconds(row.of)) is not None}
+    step = _STEPS_S[by]
+    first = min(known, default=0) if since is None else int(since) // step * step
+    last = max(known, default=0) if until is None else int(until) // step * step
+    columns = range(max(first, last - (MAX_COLUMNS - 1) * step), last + 1, step)
+    drawn = [known.get(at) for at in columns]
+    return _json(
+        {
+            "kind": "period",
+            "x": list(columns),
+            "sent": [row and row.tokens_before for row in drawn],
+            "forwarded": [row and row.tokens_after for row in drawn],
+            "cached": [row and min(row.cached_tokens, row.tokens_after) for row in drawn],
+            "rounds": [row and row.rounds for row in drawn],
+        }
+    )
+
+
+def requests(exchanges: Sequence[Exchange], made: Sequence[Round] = ()) -> str:
+    """What each request of a conversation was and became; a round where it came into force, and its place."""
+    drawn = exchanges[-MAX_COLUMNS:]
+    first = len(exchanges) - len(drawn)
+    marks = _marks(exchanges, made)[first:]
+    return _json(
+        {
+            "kind": "requests",
+            "x": list(range(first + 1, first + len(drawn) + 1)),
+            "sent": [each.tokens_before for each in drawn],
+            "forwarded": [_forwarded(each) for each in drawn],
+            "cached": [each.cached_tokens for each in drawn],
+            "trigger": [each.trigger for each in drawn],
+            "rounds": [mark and mark[0] for mark in marks],
+            "places": [mark and mark[1] for mark in marks],
+        }
+    )
+
+
+def strategies(outcomes: Sequence[Outcome]) -> str:
+    """What each strategy would forward, request by request."""
+    sent = [before for before, _ in max((each.points for each in outcomes), key=len, default=())]
+    return _json(
+        {
+            "kind": "strategies",
+            "x": list(range(1, len(sent) + 1)),
+            "sent": sent,
+            "names": [each.strategy for each in outcomes],
+            "dashes": DASHES,
+            "forwarded": [[after for _, after in each.points] for each in outcomes],
+        }
+    )
+
+
+def _marks(exchanges: Sequence[Exchange], made: Sequence[Round]) -> list[tuple[int, str] | None]:
+    """Number and place of the round that came into force with each request; 0: it shortened results."""
+    places = {each.event.round: each.event.place for each in made}
+    shortened = {each.event.request: each.event.place for each in made if each.event.round == 0}
+    last = exchanges[0].round if exchanges else None
+    marks: list[tuple[int, str] | None] = []
+    for each in exchanges:
+        changed = each.round if each.round != last else None
+        zero = shortened.get(each.request) if each.request else None
+        marks.append((changed, places.get(changed, "")) if changed else (0, zero) if zero else None)
+        last = each.round
+    return marks
+
+
+def _forwarded(exchange: Exchange) -> int | None:
+    """As the upstream counted it, where it did."""
+    counted = exchange.first_prompt_tokens
+    return exchange.tokens_after if counted is None else counted
+
+
+def _seconds(of: str) -> int | None:
+    """The beginning of an hour or a day, in seconds since the epoch."""
+    try:
+        at = datetime.fromisoformat(of)
+    except ValueError:
+        return None
+    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
+
+
+def _json(told: Mapping[str, Any]) -> str:
+    return json.dumps(told, allow_nan=False, separators=(",", ":"))

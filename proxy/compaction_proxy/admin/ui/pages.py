@@ -1,0 +1,224 @@
+"""The pages that show: the overview, conversations, one of them, one of its rounds, failures, settings."""
+
+import asyncio
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from compaction_proxy.admin.ui import charts, readings
+from compaction_proxy.admin.ui.api import Api
+from compaction_proxy.admin.ui.round_view import MAX_SHOWN_CHARACTERS, panes
+from compaction_proxy.admin.ui.shown import Counters, Hit, Model, Prompt, Row, Text, UpstreamFailureLine
+from compaction_proxy.admin.ui.templates import Pages
+from compaction_proxy.core.event import number
+
+# The ranges of the overview, and by what each is drawn.
+RANGES = {"24h": "hour", "7d": "hour", "30d": "day"}
+SORTS = {"last": "Last request", "tokens": "Tokens", "net": "Net saved", "requests": "Requests"}
+# Where is searched.
+SCOPES = {"conversation": "this conversation", "tenant": "all conversations of this tenant"}
+# What an action says when it is done.
+DONE = {
+    "compact": "The next request of this conversation will be compacted.",
+    "undo": "The newest round is not applied any more.",
+    "bypass": "This conversation's requests go on as they come from now on.",
+    "resume": "This conversation is compacted again.",
+    "pin": "The text is pinned: no round may lose it.",
+    "unpin": "The text is not pinned any more.",
+    "remove": "These instructions are left out as soon as a request is rewritten.",
+    "restore": "These instructions are kept again.",
+    "deleted": "Everything that was stored of the conversation is deleted.",
+}
+MAX_ROWS = 200
+MAX_EXCHANGES = 500
+MAX_EVENTS = 200
+RECENT_EVENTS = 10
+MAX_HITS = 50
+
+
+def _chosen(request: Request, name: str, words: dict[str, str]) -> str:
+    """A query value that must be one of these; else the first."""
+    asked = request.query_params.get(name, "")
+    return asked if asked in words else next(iter(words))
+
+
+@dataclass(frozen=True, slots=True)
+class Looking:
+    """Answers GET.
+
+    Attributes:
+        api: Where figures and texts come from.
+        pages: Renders them.
+    """
+
+    api: Api
+    pages: Pages
+
+    async def overview(self, request: Request) -> Response:
+        """What was saved, what went in and out, and what has happened lately."""
+        since = _chosen(request, "since", RANGES)
+        over_time, by_model, lately = await asyncio.gather(
+            self.api.get(request, "stats", since=since, by=RANGES[since]),
+            self.api.get(request, "stats", since=since, by="model"),
+            self.api.get(request, "events", limit=RECENT_EVENTS),
+        )
+        rows = readings.rows(Counters, over_time.get("rows"))
+        return await self.pages.page(
+            "overview.html",
+            at="overview",
+            since=since,
+            ranges=tuple(RANGES),
+            by=RANGES[since],
+            total=readings.read(Counters, over_time.get("total")),
+            rows=rows,
+            models=sorted(
+                (each for each in readings.rows(Counters, by_model.get("rows")) if each.requests),
+                key=lambda each: -each.tokens_before,
+            ),
+            events=readings.happened(lately.get("events")),
+            chart=charts.period(
+                rows, RANGES[since], number(over_time.get("since")), number(over_time.get("until"))
+            ),
+            base_url=_base_url(request),
+        )
+
+    async def conversations(self, request: Request) -> Response:
+        """The list, searched and sorted."""
+        query, sort = request.query_params.get("q", ""), _chosen(request, "sort", SORTS)
+        told = await self.api.get(request, "conversations", limit=MAX_ROWS, q=query, sort=sort)
+        return await self.pages.page(
+            "conversations.html",
+            at="conversations",
+            rows=readings.rows(Row, told.get("conversations")),
+            query=query,
+            sort=sort,
+            sorts=SORTS,
+            limit=MAX_ROWS,
+            done=DONE.get(request.query_params.get("done", ""), ""),
+            base_url=_base_url(request),
+        )
+
+    async def conversation(self, request: Request) -> Response:
+        """One conversation: its requests, rounds and pins, and what can be done with it."""
+        name = request.path_params["name"]
+        told, requests, compactions = await asyncio.gather(
+            self.api.get(request, "conversations", name),
+            self.api.get(request, "conversations", name, "exchanges", limit=MAX_EXCHANGES),
+            self.api.get(request, "conversations", name, "compactions"),
+        )
+        exchanges = readings.exchanged(requests.get("exchanges"))
+        rounds = readings.rounds(compactions.get("compactions"))
+        return await self.pages.page(
+            "conversation.html",
+            at="conversations",
+            seen=readings.conversation(name, told),
+            exchanges=exchanges,
+            latest=next((each for each in reversed(exchanges) if each.tokens_before is not None), None),
+            rounds=rounds,
+            chart=charts.requests(exchanges, rounds),
+            done=DONE.get(request.query_params.get("done", ""), ""),
+        )
+
+    async def compaction(self, request: Request) -> Response:
+        """One round: what it removed, what stands in for it, what the model then saw."""
+        name, place = request.path_params["name"], request.path_params["place"]
+        told = await self.api.get(request, "conversations", name, "compactions", place)
+        made = readings.compaction(told)
+        if made is None:
+            return await self.trouble(502, "This round was written by another version and cannot be read.")
+        shown = await asyncio.to_thread(
+            panes,
+            made.event.summary,
+            readings.rows(Text, told.get("removed")),
+            readings.rows(Text, told.get("seen")),
+        )
+        return await self.pages.page(
+            "compaction.html", at="conversations", name=name, made=made, event=made.event, shown=shown
+        )
+
+    async def prompts(self, request: Request) -> Response:
+        """What the summary model was asked in a round."""
+        name, place = request.path_params["name"], request.path_params["place"]
+        told = await self.api.get(request, "conversations", name, "compactions", place)
+        prompts = readings.rows(Prompt, told.get("prompts"))
+        return await self.pages.page(
+            "prompts.html", at="conversations", name=name, place=place, prompts=prompts
+        )
+
+    async def search(self, request: Request) -> Response:
+        """What rounds have removed that answers a query, the best first."""
+        name, query = request.path_params["name"], request.query_params.get("q", "")
+        scope = _chosen(request, "scope", SCOPES)
+        found: tuple[Hit, ...] = ()
+        if query:
+            told = await self.api.get(
+                request, "conversations", name, "search", q=query, limit=MAX_HITS, scope=scope
+            )
+            found = readings.rows(Hit, told.get("hits"))
+        return await self.pages.page(
+            "search.html",
+            at="conversations",
+            name=name,
+            query=query,
+            hits=found,
+            scope=scope,
+            scopes=SCOPES,
+        )
+
+    async def message(self, request: Request) -> Response:
+        """A message that a round has removed, whole."""
+        name = request.path_params["name"]
+        told = await self.api.get(request, "conversations", name, "messages", request.path_params["message"])
+        whole = request.query_params.get("whole") is not None
+        return await self.pages.page(
+            "message.html",
+            at="conversations",
+            name=name,
+            message=readings.read(Text, told),
+            limit=None if whole else 10 * MAX_SHOWN_CHARACTERS,
+        )
+
+    async def failures(self, request: Request) -> Response:
+        """What went wrong: upstreams, also where the store is away, and compaction."""
+        since = _chosen(request, "since", RANGES)
+        told, upstreams = await asyncio.gather(
+            self.api.stored(request, "events", limit=MAX_EVENTS, failures="true"),
+            self.api.get(request, "upstream-failures", since=since),
+        )
+        return await self.pages.page(
+            "failures.html",
+            at="failures",
+            since=since,
+            ranges=tuple(RANGES),
+            upstreams=readings.rows(UpstreamFailureLine, upstreams.get("failures")),
+            complete=upstreams.get("complete") is not False,
+            events=None if told is None else readings.happened(told.get("events")),
+            limit=MAX_EVENTS,
+        )
+
+    async def settings(self, request: Request) -> Response:
+        """The configuration in force, and what is known of models; of these nothing without the store."""
+        config, models = await asyncio.gather(
+            self.api.get(request, "config"), self.api.stored(request, "models")
+        )
+        warnings = config.get("warnings")
+        return await self.pages.page(
+            "settings.html",
+            at="settings",
+            path=str(config.get("path") or ""),
+            values=readings.settings(config.get("values")),
+            warnings=[str(each) for each in warnings] if isinstance(warnings, list) else [],
+            models=None if models is None else readings.rows(Model, models.get("models")),
+        )
+
+    async def trouble(self, status: int, message: str) -> Response:
+        """A page that says why there is none."""
+        titles = {404: "Not found", 409: "Not possible now", 413: "Too large", 503: "The store is away"}
+        title = titles.get(status, "This did not work")
+        return await self.pages.page("trouble.html", status, at="", title=title, message=message)
+
+
+def _base_url(request: Request) -> str:
+    """What to give to clients as `base_url`, as far as this request can tell."""
+    return f"{request.url.scheme}://{request.headers.get('host', '')}/v1"

@@ -1,0 +1,220 @@
+"""What pages show, as records. A figure that is not known is None, and a text that is not known empty."""
+
+from dataclasses import dataclass, field
+
+from compaction_proxy.core.event import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """Dollars of a conversation or a period; None: no price is known."""
+
+    cost_usd: float | None = None
+    gross_usd: float | None = None
+    cache_loss_usd: float | None = None
+    summary_usd: float | None = None
+    net_usd: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A conversation in the list; its sizes are those of its last exchange."""
+
+    id: str = ""
+    model: str = ""
+    requests: int | None = None
+    last_at: float | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    tokens_before: int | None = None
+    tokens_after: int | None = None
+    trigger: int | None = None
+    window: int | None = None
+    status: str = ""
+    rounds: int | None = None
+    cost_usd: float | None = None
+    net_usd: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A compaction: its event, and what has become of it."""
+
+    event: Event
+    undone: bool = False
+    pays_back_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A message: removed by a round, or as the model saw it after one (`origin` says which kind)."""
+
+    id: str = ""
+    index: int | None = None
+    role: str = ""
+    text: str = ""
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a summary model was asked."""
+
+    model: str = ""
+    system: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A pinned text."""
+
+    id: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectInstruction:
+    """Instructions of a project."""
+
+    id: str = ""
+    client: str = ""
+    kind: str = ""
+    path: str = ""
+    tokens: int | None = None
+    removed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A message that a search has found."""
+
+    message_id: str = ""
+    index: int | None = None
+    role: str = ""
+    round: int | None = None
+    at: float | None = None
+    snippet: str = ""
+    conversation: str = ""
+    turn: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """One row of the statistics; `of` is the hour, day, model or key that it counts."""
+
+    of: str = ""
+    requests: int = 0
+    failed: int = 0
+    tokens_before: int = 0
+    tokens_after: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    rounds: int = 0
+    failures: int = 0
+    summary_calls: int = 0
+    unpriced: int = 0
+    cost_usd: float | None = None
+    gross_usd: float | None = None
+    cache_loss_usd: float | None = None
+    summary_usd: float | None = None
+    net_usd: float | None = None
+    overhead_p50_s: float | None = None
+    overhead_p95_s: float | None = None
+    failed_open: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamFailureLine:
+    """Failures of an upstream that have one cause."""
+
+    target: str = ""
+    cause: str = ""
+    count: int = 0
+    last_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What a conversation costs, never compacted and compacted; in dollars, or in uncached input tokens."""
+
+    without: float | None = None
+    compacted: float | None = None
+    summaries: float | None = None
+    net: float | None = None
+    pays_back_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a strategy would do with a conversation; `points` are tokens before and after, of each request."""
+
+    strategy: str = ""
+    model: str = ""
+    window: int | None = None
+    trigger: int | None = None
+    requests: int | None = None
+    rounds: int | None = None
+    summary_calls: int | None = None
+    sent_tokens: int | None = None
+    forwarded_tokens: int | None = None
+    largest_tokens: int | None = None
+    cached_share: float | None = None
+    cached_share_without: float | None = None
+    over_without: int | None = None
+    over_with: int | None = None
+    failed: int | None = None
+    price_source: str = ""
+    tokens: Bill = field(default_factory=Bill)
+    dollars: Bill = field(default_factory=Bill)
+    points: tuple[tuple[int | None, int | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value of the configuration, and where it comes from."""
+
+    key: str = ""
+    value: str = ""
+    origin: str = ""
+
+    @property
+    def section(self) -> str:
+        """What it stands under: the first word of its key, or the strategy that it shapes."""
+        words = self.key.split(".")
+        return ".".join(words[:3] if words[1:2] == ["strategies"] else words[:1])
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is known of a model; prices in dollars per million tokens."""
+
+    model: str = ""
+    window: int | None = None
+    window_source: str = ""
+    input_usd: float | None = None
+    cached_usd: float | None = None
+    output_usd: float | None = None
+    surcharge_tokens: int | None = None
+    price_source: str = ""
+    price_date: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation as it stands."""
+
+    id: str
+    model: str = ""
+    requests: int | None = None
+    last_at: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    pins: tuple[Pin, ...] = ()
+    instructions: tuple[ProjectInstruction, ...] = ()
+    compact: bool = False
+    suppressed: bool = False
+    bypass: bool = False
+    money: Money = field(default_factory=Money)

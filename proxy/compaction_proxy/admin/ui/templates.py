@@ -1,0 +1,100 @@
+"""Templates into answers.
+
+Everything is escaped; a name that is not there is an error; each answer says what a browser may do with it.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from compaction_proxy import __version__
+from compaction_proxy.admin.ui.visible import finalized
+from compaction_proxy.support import formatting
+
+FOLDER = Path(__file__).resolve().parent.parent
+STATIC = FOLDER / "static"
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    # With `no-referrer` browsers send `Origin: null` with our own forms. This says nothing to others either.
+    "referrer-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+_HASH_DIGITS = 12
+_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+_FILTERS = (
+    "segment", "usd", "rate", "count", "short", "milliseconds", "duration", "stamp", "when",
+    "reason", "cause", "kind", "upstream_cause",
+)  # fmt: skip
+
+
+@cache
+def _environment() -> Environment:
+    """The templates, compiled once in the life of the process."""
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=finalized,
+        auto_reload=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {name: getattr(formatting, name) for name in _FILTERS}
+    environment.globals |= {"percent": formatting.percent, "ago": formatting.ago, "version": __version__}
+    return environment
+
+
+@cache
+def _files() -> Mapping[str, tuple[bytes, str]]:
+    """What pages load, by name: content, and digits of its hash."""
+    found = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in _TYPES}
+    return {name: (data, sha256(data).hexdigest()[:_HASH_DIGITS]) for name, data in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Renders pages, and serves what they load.
+
+    Attributes:
+        root: The path that all of them stand under.
+    """
+
+    root: str
+
+    async def page(self, template: str, status: int = 200, **shown: Any) -> Response:  # noqa: ANN401 - what templates take
+        """A page; rendered beside the event loop, because a long one takes longer than many requests do."""
+        text = await asyncio.to_thread(self._rendered, template, shown)
+        return HTMLResponse(text, status, {**HEADERS, "cache-control": "no-store"})
+
+    def _rendered(self, template: str, shown: Mapping[str, Any]) -> str:
+        made = _environment().get_template(template)
+        return made.render(now=time.time(), root=self.root, asset=self._asset, **shown)
+
+    def _asset(self, name: str) -> str:
+        return f"{self.root}/static/{name}?v={_files()[name][1]}"
+
+    async def static(self, request: Request) -> Response:
+        """A file that pages load. Its content is in its URL, so that it may be kept forever."""
+        name = request.path_params["name"]
+        if name not in _files():
+            return await self.page(
+                "trouble.html", 404, at="", title="Not found", message="There is no such file."
+            )
+        kept = "public, max-age=31536000, immutable" if "v" in request.query_params else "no-cache"
+        headers = {**HEADERS, "cache-control": kept}
+        return Response(_files()[name][0], 200, headers, _TYPES[Path(name).suffix])

@@ -1,0 +1,242 @@
+"""The composition root: builds everything from a configuration, and owns its life cycle."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from secrets import token_hex
+
+from fastapi import FastAPI
+from starlette.routing import Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from compaction_proxy.admin.api.replay import replay_routes
+from compaction_proxy.admin.api.routing import Api, Settings
+from compaction_proxy.admin.app import create_admin
+from compaction_proxy.admin.auth import Access
+from compaction_proxy.admin.bodies import HeldBodies
+from compaction_proxy.admin.queries import Watching
+from compaction_proxy.admin.replay_source import stored
+from compaction_proxy.admin.ui.app import with_pages
+from compaction_proxy.compaction.commands import Steering
+from compaction_proxy.compaction.prompts import check_instructions
+from compaction_proxy.config.config import Config
+from compaction_proxy.config.loader import Loaded
+from compaction_proxy.config.validation import is_loopback
+from compaction_proxy.endpoints import beginning, endpoints
+from compaction_proxy.gateway.body_budget import BodyBudget
+from compaction_proxy.gateway.client_auth import KnownClients
+from compaction_proxy.gateway.concurrency_limit import Admission
+from compaction_proxy.gateway.dispatcher import Dispatcher, RelayHandler
+from compaction_proxy.gateway.identity import origin
+from compaction_proxy.gateway.mcp.endpoint import Mcp
+from compaction_proxy.gateway.mcp.own_conversations import OwnConversations
+from compaction_proxy.gateway.mcp.tools import Tools
+from compaction_proxy.gateway.routes import create_relay_routes
+from compaction_proxy.gateway.size_gate import Gate, gates
+from compaction_proxy.installation import choose_budget
+from compaction_proxy.recall.round_detail import Details
+from compaction_proxy.replay.jobs import Rehearsing
+from compaction_proxy.runtime import Parts
+from compaction_proxy.storage.store import Store
+from compaction_proxy.wires.registry import WIRES
+
+HOP_BYTES = 8
+
+
+class _Life:
+    """The application's life cycle, and whether its server was told to end (`gateway.server.shutdown`).
+
+    Args:
+        app: Is given the server's lifespan events.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._state: Mapping[str, object] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Go through it."""
+        self._state = scope.get("state", {})  # the server's own, of which requests get copies
+        await self._app(scope, receive, send)
+
+    def stopping(self) -> bool:
+        """Whether the server takes no more requests soon."""
+        return bool(self._state.get("stopping"))
+
+
+def _watching(config: Config, parts: Parts) -> Watching:
+    """What people see who look on."""
+    return Watching(
+        records=parts.records,
+        owners=parts.owners,
+        accounts=parts.accounts,
+        history=parts.history,
+        details=Details(parts.records, parts.history),
+        wishing=parts.wishing,
+        statistics=parts.statistics,
+        feed=parts.feed,
+        pricing=parts.pricing,
+        config=config,
+        origin=origin(config.upstream.base_url),
+    )
+
+
+def _access(config: Config) -> Access:
+    """Who may use what is ours."""
+    return Access(config.server.host, config.server.admin_key.get_secret_value())
+
+
+def _steering(parts: Parts) -> Steering:
+    """What is done with a conversation by those who know its id."""
+    return Steering(
+        parts.records,
+        parts.owners,
+        parts.history,
+        parts.wishing,
+        parts.recall,
+        compacted=parts.compacted,
+        announce=parts.announcing,
+        searched=parts.metrics.searched,
+    )
+
+
+def _create_api(config: Config, parts: Parts, loaded: Loaded | None, stopping: Callable[[], bool]) -> FastAPI:
+    """Returns the FastAPI application: the admin API, health and metrics."""
+    steering = _steering(parts)
+    access = _access(config)
+    settings = Settings(config)
+    if loaded is not None:
+        settings = Settings(config, loaded.origins, str(loaded.path or ""), loaded.warnings)
+    watching = _watching(config, parts)
+    rehearsing = Rehearsing(config, stored(steering, watching))
+    api = Api(steering, watching, access, settings, stopping, (replay_routes(rehearsing),))
+    return create_admin(parts.readiness, config.server.base_path, api, parts.measured, parts.running)
+
+
+def _pays(config: Config) -> bool:
+    """Whether the proxy has a key of its own for a provider, were it for summaries only."""
+    upstream = any(config.upstream.provider(wire)[1] for wire in WIRES)
+    return upstream or any(row.settings.summary.api_key.get_secret_value() for row in config.by_glob)
+
+
+def _known_clients(config: Config, *, guarded: bool) -> KnownClients:
+    """Who is let in; where everybody is, no web page of another machine if there is something to guard."""
+    server = config.server
+    return KnownClients(
+        [key.get_secret_value() for key in server.client_keys],
+        pays=guarded,
+        loopback=server.unix_socket is None and is_loopback(server.host),
+        telling=config.session.tenant == "credential",
+    )
+
+
+def _mcp(config: Config, parts: Parts, admission: Admission) -> ASGIApp:
+    """What answers agents. What a tenant without a key has said is guarded from pages, too."""
+    conversations = OwnConversations(
+        _steering(parts), parts.owners, reachable=lambda: parts.records.reachable
+    )
+    endpoint = Mcp(
+        config,
+        origin(config.upstream.base_url),
+        tools=Tools(parts.memory, conversations),
+        secret=lambda: parts.secret.value,
+        admission=admission,
+        clients=_known_clients(config, guarded=True),
+    )
+    return beginning(endpoint, parts.records)
+
+
+class Proxy:
+    """The proxy as an ASGI application, whose configuration may take another's place while it runs.
+
+    Args:
+        config: The configuration.
+        parts: What lives as long as the process.
+        loaded: Where the configuration is from, for those who ask; None: nobody knows.
+
+    Attributes:
+        api: The FastAPI application: our own paths, and the compacted endpoints by their usual paths.
+    """
+
+    def __init__(self, config: Config, parts: Parts, loaded: Loaded | None) -> None:
+        self._parts = parts
+        self._life = _Life(Router(lifespan=parts.running))
+        bodies = BodyBudget(choose_budget(config.server))
+        self._admission = Admission(config.server.max_in_flight, bodies=bodies)
+        parts.metrics.figures["inflight_body_bytes"] = lambda: bodies.used_bytes
+        parts.metrics.figures["inflight_body_limit_bytes"] = lambda: bodies.most_bytes
+        self._hop = token_hex(HOP_BYTES)
+        self._gates = self._open_gates(config)
+        self._admitted = _access(config)
+        self._dispatcher = self._built(config, loaded)
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Answer one request with the configuration that is in force now, or run the life cycle."""
+        return self._dispatcher(scope, receive, send)
+
+    def reload(self, loaded: Loaded) -> None:
+        """Answer requests that come from now on with another configuration; see `config.reload.AT_START`.
+
+        Raises:
+            ConfigError: It names something that is not there. Everything stays as it was.
+        """
+        config = loaded.config
+        check_instructions(config)
+        self._gates = self._open_gates(config)
+        self._parts.pricing.reload(config)
+        if self._parts.tracer is not None:
+            self._parts.tracer.towards(config.upstream.base_url)
+        self._admitted = _access(config)
+        self._dispatcher = self._built(config, loaded)
+
+    def reloaded(self, *, taken: bool) -> None:
+        """A configuration was read, and taken or refused: let the metrics say so."""
+        self._parts.metrics.reloaded(taken=taken)
+
+    def _open_gates(self, config: Config) -> Mapping[str, Gate]:
+        parts = self._parts
+        return gates(config, parts.learning, parts.wishing, parts.compacted, parts.pricing)
+
+    def _built(self, config: Config, loaded: Loaded | None) -> Dispatcher:
+        parts, admission = self._parts, self._admission
+        admitted = self._admitted
+
+        def ending() -> bool:  # of streams: those who were admitted may not be any more
+            return self._life.stopping() or self._admitted != admitted
+
+        base_path = config.server.base_path
+        relay = partial(
+            RelayHandler,
+            hop=self._hop,
+            clients=_known_clients(config, guarded=_pays(config)),
+            keep_alive_s=config.server.keep_alive_s,
+        )
+        answering = endpoints(config, parts, self._hop, self._gates, admission)
+        wires = {name: relay(endpoint) for name, endpoint in answering.wires.items()}
+        compact = relay(answering.compact)
+        self.api = _create_api(config, parts, loaded, ending)
+        self.api.router.routes.extend(create_relay_routes(wires, compact, base_path))
+        admin = beginning(with_pages(self.api, self._admitted, base_path), parts.records)
+        return Dispatcher(
+            admin=HeldBodies(admin, admission.bodies),
+            wires=wires,
+            posts={path: relay(endpoint) for path, endpoint in answering.posts.items()},
+            blind=relay(answering.blind),
+            compact=compact,
+            mcp=relay(_mcp(config, parts, admission)),
+            base_path=base_path,
+            lifespan=self._life,
+        )
+
+
+def create_app(config: Config, *, store: Store | None = None, loaded: Loaded | None = None) -> Proxy:
+    """The proxy as an ASGI application; its lifespan opens and closes everything.
+
+    Args:
+        config: The configuration.
+        store: A store to use in place of the configured one.
+        loaded: Where the configuration is from, for those who ask; None: nobody knows.
+
+    Raises:
+        ConfigError: The configuration names something that is not there.
+    """
+    return Proxy(config, Parts(config, store), loaded)

@@ -1,0 +1,78 @@
+"""`config`: show it, start one, describe it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from compaction_proxy.cli.exit import FAILED, fail, group, loaded
+from compaction_proxy.cli.options import ConfigOption
+
+config_app = group("Look at the configuration.")
+DEFAULT_FILE = Path("config.yaml")
+
+# The few lines that people change. Every key and its meaning: docs/configuration.md.
+STARTER = """\
+# compaction-proxy: what is left out has its default; `compaction-proxy config show` prints everything.
+server:
+  host: 127.0.0.1
+  port: 4141
+  # admin_key: ${COMPACTION_PROXY_ADMIN_KEY}     # needed as soon as others reach the address
+
+upstream:
+  base_url: https://api.openai.com/v1
+  # api_key: ${OPENAI_API_KEY}                   # left out: each client's own key passes through
+
+store:
+  # url: redis://localhost:6379/0                # left out: $REDIS_URL, else a file in the user's data folder
+  ttl: 30d
+
+compaction:
+  mode: active                                   # active | shadow | bypass
+  strategy: anchored
+
+# summary:
+#   model: gpt-5.4-mini                          # left out: a cheap model of the upstream's
+
+# models:
+#   my-local-*: {window: 32768}
+"""
+
+
+@config_app.command()
+def show(
+    config: ConfigOption = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
+) -> None:
+    """Print every key and its value; secrets are masked."""
+    from compaction_proxy.cli.listing import lines
+
+    found = loaded(config)
+    for line in lines(found, with_origin=origin):
+        print(line)
+
+
+@config_app.command()
+def init(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write it.")] = DEFAULT_FILE,
+) -> None:
+    """Write a configuration with the few lines that people change. What exists is never overwritten."""
+    try:
+        with file.open("x", encoding="utf-8") as made:
+            made.write(STARTER)
+    except FileExistsError:
+        fail(f"{file}: exists already, and is left alone", FAILED)
+    except OSError as error:
+        fail(f"{file}: cannot be written: {error.strerror}", FAILED)
+    print(f"written: {file}")
+
+
+@config_app.command()
+def schema() -> None:
+    """Print the configuration's JSON schema, for editors and for checks."""
+    import json
+
+    from compaction_proxy.config.config import Config
+
+    described = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
+    print(json.dumps(described, indent=2))

@@ -1,0 +1,139 @@
+"""The demo's client: an agent that sends its whole history with every request and runs scripted tools."""
+
+import copy
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+import httpx
+
+from compaction_proxy.cli.demo.chat import JsonObject
+from compaction_proxy.cli.demo.provider import AGENT_MODEL
+from compaction_proxy.cli.demo.script import Script
+
+OUTPUT_TOKENS = 512
+TIMEOUT_S = 20
+SESSION = "demo"
+DATA = "data: "
+DONE = "[DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request and how it was answered.
+
+    Attributes:
+        body: What was sent.
+        status: Of the answer.
+        headers: Of the answer, names in lower case.
+        message: The assistant message put together from the stream; None for an error.
+        code: Of the error, if any.
+    """
+
+    body: JsonObject
+    status: int
+    headers: Mapping[str, str]
+    message: JsonObject | None = None
+    code: str = ""
+
+
+async def at_once() -> None:
+    """No pause."""
+
+
+@dataclass(slots=True)
+class Agent:
+    """Plays a script against a base URL. `history` only ever grows.
+
+    Attributes:
+        http: The client to ask with.
+        base_url: Whom to ask.
+        script: What is said and what tools give.
+        history: All messages so far.
+        pause: The time that passes after an answer: a user reads it, or a tool runs.
+    """
+
+    http: httpx.AsyncClient
+    base_url: str
+    script: Script
+    history: list[JsonObject] = field(default_factory=list)
+    pause: Callable[[], Awaitable[None]] = at_once
+
+    async def turn(self, text: str) -> list[Exchange]:
+        """Say `text`, run the tools that are asked for, and return when the model has answered or refused."""
+        self.history.append({"role": "user", "content": text})
+        exchanges = []
+        while True:
+            exchange = await self._ask()
+            exchanges.append(exchange)
+            await self.pause()
+            if exchange.message is None:
+                return exchanges
+            self.history.append(exchange.message)
+            calls = exchange.message.get("tool_calls", ())
+            self.history += [tool_message(call["id"], self.script) for call in calls]
+            if not calls:
+                return exchanges
+
+    async def _ask(self) -> Exchange:
+        body = {
+            "model": AGENT_MODEL,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": OUTPUT_TOKENS,
+            "tools": self.script.tools,
+            "messages": copy.deepcopy(self.history),
+        }
+        url = f"{self.base_url}/v1/chat/completions"
+        headers = {"x-session-id": SESSION, "authorization": "Bearer demo"}
+        async with self.http.stream("POST", url, json=body, headers=headers, timeout=TIMEOUT_S) as answer:
+            if answer.status_code != 200:
+                error = json.loads(await answer.aread()).get("error") or {}
+                return Exchange(body, answer.status_code, answer.headers, code=str(error.get("code")))
+            return Exchange(body, 200, answer.headers, await _assembled(_events(answer)))
+
+
+def tool_message(call_id: str, script: Script) -> JsonObject:
+    """The scripted result of a call."""
+    return {"role": "tool", "tool_call_id": call_id, "content": script.results[call_id]}
+
+
+def opening(script: Script) -> list[JsonObject]:
+    """The history before the first turn."""
+    return [{"role": "system", "content": script.system}]
+
+
+async def _events(answer: httpx.Response) -> AsyncIterator[JsonObject]:
+    """The chunks of a stream; a stream without its end is an error.
+
+    Raises:
+        httpx.RemoteProtocolError: The stream ended before `[DONE]`.
+    """
+    async for line in answer.aiter_lines():
+        data = line.removeprefix(DATA)
+        if data == DONE:
+            return
+        if data and data != line:
+            yield json.loads(data)
+    raise httpx.RemoteProtocolError("the stream ended before [DONE]")
+
+
+async def _assembled(events: AsyncIterator[JsonObject]) -> JsonObject:
+    text = ""
+    calls: dict[int, JsonObject] = {}
+    async for event in events:
+        for choice in event["choices"]:
+            text += choice["delta"].get("content") or ""
+            for piece in choice["delta"].get("tool_calls", ()):
+                _join(calls, piece)
+    message: JsonObject = {"role": "assistant", "content": text or None}
+    return {**message, "tool_calls": [calls[index] for index in sorted(calls)]} if calls else message
+
+
+def _join(calls: dict[int, JsonObject], piece: JsonObject) -> None:
+    """Add a piece of a call to what there is of it."""
+    index, function = piece["index"], piece["function"]
+    if index in calls:
+        calls[index]["function"]["arguments"] += function["arguments"]
+    else:
+        calls[index] = {"id": piece["id"], "type": "function", "function": dict(function)}

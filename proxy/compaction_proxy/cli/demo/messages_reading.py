@@ -1,0 +1,101 @@
+"""How the demo provider reads the Messages wire: a valid request as a chat prompt.
+
+A user message with tool results becomes a tool message for each and one user message of the rest, as on the
+chat wire; marks for the cache are taken out, but the last of them says how far the cache goes.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from compaction_proxy.cli.demo.chat import Asked, JsonObject, dumps
+
+THOUGHTS = ("thinking", "redacted_thinking")
+
+
+def blocks(message: JsonObject) -> list[Any]:
+    """The content as blocks; a string is a text block."""
+    content = message.get("content")
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+
+
+def system_blocks(body: JsonObject) -> list[Any]:
+    """The system prompt as blocks."""
+    return blocks({"content": body.get("system")}) if body.get("system") else []
+
+
+def _marked(block: JsonObject) -> bool:
+    """Whether a block, or something within it, carries a mark."""
+    inner = blocks(block) if block.get("type") == "tool_result" else ()
+    return bool(block.get("cache_control")) or any(each.get("cache_control") for each in inner)
+
+
+def thinks(body: JsonObject) -> bool:
+    """Whether thinking is on."""
+    thinking = body.get("thinking")
+    return isinstance(thinking, dict) and str(thinking.get("type")) in {"enabled", "adaptive"}
+
+
+def _thinks_again(body: JsonObject) -> bool:
+    """Whether calls follow calls with a thought of their own: unless told to hurry, newer models think."""
+    effort = body.get("output_config")
+    hurried = isinstance(effort, dict) and effort.get("effort") == "low"
+    return body["thinking"]["type"] == "adaptive" and not hurried
+
+
+def _clean(block: JsonObject) -> JsonObject:
+    return {key: value for key, value in block.items() if key != "cache_control"}
+
+
+def _call(block: JsonObject) -> JsonObject:
+    function = {"name": block.get("name"), "arguments": dumps(block["input"]).decode()}
+    return {"id": block["id"], "type": "function", "function": function}
+
+
+def _spoken(said: list[Any]) -> JsonObject:
+    content = [_clean(block) for block in said if block["type"] != "tool_use"]
+    calls = [_call(block) for block in said if block["type"] == "tool_use"]
+    message: JsonObject = {"role": "assistant", "content": content or None}
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _heard(said: list[Any]) -> Iterator[JsonObject]:
+    for block in said:
+        if block["type"] == "tool_result":
+            content = [_clean(each) for each in blocks(block)]
+            yield {"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}
+    rest = [_clean(block) for block in said if block["type"] != "tool_result"]
+    if rest:
+        yield {"role": "user", "content": rest}
+
+
+def _messages(body: JsonObject) -> Iterator[tuple[JsonObject, bool]]:
+    """The messages of the prompt, each with whether the cache is marked up to it."""
+    system = system_blocks(body)
+    if system:
+        yield {"role": "system", "content": [_clean(each) for each in system]}, any(map(_marked, system))
+    for index, message in enumerate(body["messages"]):
+        said = blocks(message)
+        marked = any(map(_marked, said))
+        automatic = bool(body.get("cache_control")) and index == len(body["messages"]) - 1
+        found = [_spoken(said)] if message["role"] == "assistant" else list(_heard(said))
+        yield from ((each, (marked or automatic) and each is found[-1]) for each in found)
+
+
+def _tools(body: JsonObject) -> list[JsonObject]:
+    return [{"type": "function", "function": _clean(tool)} for tool in body.get("tools") or ()]
+
+
+def read(body: JsonObject) -> Asked:
+    """A valid request. A thought begins a turn; in the midst of its calls only newer models have any."""
+    found = list(_messages(body))
+    messages = [message for message, _ in found]
+    remembered = max((index for index, (_, marked) in enumerate(found, 1) if marked), default=0)
+    prompt = {"model": body["model"], "messages": messages, "tools": _tools(body)}
+    return Asked(
+        body,
+        prompt,
+        body.get("max_tokens") or 0,
+        streamed=bool(body.get("stream")),
+        thinks=thinks(body) and (messages[-1]["role"] == "user" or _thinks_again(body)),
+        remembered=remembered,
+    )

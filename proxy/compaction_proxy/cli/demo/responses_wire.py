@@ -1,0 +1,235 @@
+"""The Responses wire of the demo provider: `POST …/responses`, whole and streamed."""
+
+import json
+from collections.abc import Iterator
+
+from compaction_proxy.cli.demo import responses_reading as reading
+from compaction_proxy.cli.demo import responses_refusal
+from compaction_proxy.cli.demo.chat import (
+    ARGUMENT_PIECE_CHARACTERS,
+    Answer,
+    JsonObject,
+    ToolCall,
+    dumps,
+    pieces,
+)
+from compaction_proxy.cli.demo.chat_wire import VERSION
+from compaction_proxy.cli.demo.format import OVERFLOW, Format
+from compaction_proxy.cli.demo.signing import sealed
+from compaction_proxy.cli.demo.validation import Refusal
+
+Events = Iterator[tuple[str, JsonObject]]
+
+# What a call becomes, by the type of the tool it names: type of the item, and where its id begins.
+_ITEMS = {
+    "custom": ("custom_tool_call", "ctc"),
+    "local_shell": ("local_shell_call", "lsh"),
+    "shell": ("shell_call", "sh"),
+    "apply_patch": ("apply_patch_call", "apc"),
+}
+_FUNCTION = ("function_call", "fc")
+_STREAMED = {
+    "function_call": "response.function_call_arguments",
+    "custom_tool_call": "response.custom_tool_call_input",
+}
+
+
+def _usage(answer: Answer) -> JsonObject:
+    usage = answer.usage
+    return {
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"reasoning_tokens": usage.thought},
+        "total_tokens": usage.prompt + usage.completion,
+    }
+
+
+def response_id(answer: Answer) -> str:
+    """The id of the response that an answer is."""
+    return f"resp_{answer.number:048d}"
+
+
+def _around(answer: Answer, status: str, **fields: object) -> JsonObject:
+    """A response object in the named state."""
+    body = answer.asked.body
+    return {
+        "id": response_id(answer),
+        "object": "response",
+        "created_at": answer.created,
+        "status": status,
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.get("instructions"),
+        "max_output_tokens": body.get("max_output_tokens"),
+        "max_tool_calls": None,
+        "model": answer.model,
+        "output": [],
+        "parallel_tool_calls": body.get("parallel_tool_calls", True),
+        "previous_response_id": None,
+        "prompt_cache_key": body.get("prompt_cache_key"),
+        "reasoning": {"effort": None, "summary": None, **(body.get("reasoning") or {})},
+        "safety_identifier": body.get("safety_identifier"),
+        "service_tier": "default",
+        "store": body.get("store", True),
+        "temperature": body.get("temperature", 1.0),
+        "text": {"format": {"type": "text"}, "verbosity": "medium", **(body.get("text") or {})},
+        "tool_choice": body.get("tool_choice", "auto"),
+        "tools": body.get("tools") or [],
+        "top_logprobs": 0,
+        "top_p": body.get("top_p", 1.0),
+        "truncation": body.get("truncation", "disabled"),
+        "usage": None,
+        "user": body.get("user"),
+        "metadata": body.get("metadata") or {},
+        **fields,
+    }
+
+
+def _finished(answer: Answer) -> JsonObject:
+    cut = answer.reply.finish_reason == "length"
+    reason = {"reason": "max_output_tokens"} if cut else None
+    status = "incomplete" if cut else "completed"
+    items = list(output(answer))
+    return _around(answer, status, output=items, usage=_usage(answer), incomplete_details=reason)
+
+
+def _object(arguments: str) -> JsonObject:
+    try:
+        found = json.loads(arguments)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _call_item(call: ToolCall, answer: Answer, own: str, index: int) -> JsonObject:
+    """A call as an item of the type that its tool asks for."""
+    offered = {reading.tool_name(tool): tool.get("type") for tool in answer.asked.body.get("tools") or ()}
+    name, prefix = _ITEMS.get(str(offered.get(call.name)), _FUNCTION)
+    head = {"id": f"{prefix}_{own}_{index}", "type": name, "status": "completed", "call_id": call.id}
+    match name:
+        case "function_call":
+            return {**head, "name": call.name, "arguments": call.arguments}
+        case "custom_tool_call":
+            return {**head, "name": call.name, "input": call.arguments}
+        case "local_shell_call":
+            return {**head, "action": {"type": "exec", "command": [], "env": {}, **_object(call.arguments)}}
+        case "shell_call":
+            return {**head, "action": {"commands": [], **_object(call.arguments)}}
+    return {**head, "operation": _object(call.arguments)}
+
+
+def output(answer: Answer) -> Iterator[JsonObject]:
+    """The items of an answer. Ids of what came of a reasoning item name it."""
+    reply = answer.reply
+    own = f"r{answer.mark}" if reply.thought else answer.mark
+    if reply.thought:
+        wanted = (answer.asked.body.get("reasoning") or {}).get("summary")
+        summary = [{"type": "summary_text", "text": reply.thought}] if wanted else []
+        seal = sealed(reply.thought)
+        yield {"id": f"rs_{own}", "type": "reasoning", "summary": summary, "encrypted_content": seal}
+    if reply.text or not reply.calls:
+        part = {"type": "output_text", "annotations": [], "logprobs": [], "text": reply.text}
+        status = "incomplete" if reply.finish_reason == "length" else "completed"
+        head = {"id": f"msg_{own}_0", "type": "message", "status": status}
+        yield {**head, "role": "assistant", "content": [part]}
+    for index, call in enumerate(reply.calls, 1):
+        yield _call_item(call, answer, own, index)
+
+
+def _text_events(item: JsonObject) -> Events:
+    part = item["content"][0]
+    where = {"item_id": item["id"], "content_index": 0}
+    yield "response.content_part.added", {**where, "part": {**part, "text": ""}}
+    for piece in pieces(part["text"]):
+        yield "response.output_text.delta", {**where, "delta": piece, "logprobs": []}
+    yield "response.output_text.done", {**where, "text": part["text"], "logprobs": []}
+    yield "response.content_part.done", {**where, "part": part}
+
+
+def _summary_events(item: JsonObject) -> Events:
+    for index, part in enumerate(item["summary"]):
+        where = {"item_id": item["id"], "summary_index": index}
+        yield "response.reasoning_summary_part.added", {**where, "part": {**part, "text": ""}}
+        for piece in pieces(part["text"]):
+            yield "response.reasoning_summary_text.delta", {**where, "delta": piece}
+        yield "response.reasoning_summary_text.done", {**where, "text": part["text"]}
+        yield "response.reasoning_summary_part.done", {**where, "part": part}
+
+
+def _call_events(item: JsonObject) -> Events:
+    name, key = _STREAMED[item["type"]], reading.CALLS[item["type"]][1]
+    said = item[key]
+    for at in range(0, len(said), ARGUMENT_PIECE_CHARACTERS):
+        yield f"{name}.delta", {"item_id": item["id"], "delta": said[at : at + ARGUMENT_PIECE_CHARACTERS]}
+    yield f"{name}.done", {"item_id": item["id"], "name": item["name"], key: said}
+
+
+def _item_events(item: JsonObject) -> Events:
+    """An item from its beginning, which is empty, to its end."""
+    begun = {**item, "status": "in_progress"}
+    inner: Events = iter(())
+    if item["type"] == "message":
+        begun["content"], inner = [], _text_events(item)
+    elif item["type"] == "reasoning":
+        begun = {**item, "summary": [], "encrypted_content": ""}
+        inner = _summary_events(item)
+    elif item["type"] in _STREAMED:
+        begun[reading.CALLS[item["type"]][1]], inner = "", _call_events(item)
+    yield "response.output_item.added", {"item": begun}
+    yield from inner
+    yield "response.output_item.done", {"item": item}
+
+
+def _opening(answer: Answer) -> Events:
+    begun = _around(answer, "in_progress")
+    yield "response.created", {"response": begun}
+    yield "response.in_progress", {"response": begun}
+
+
+def _all_events(answer: Answer) -> Events:
+    yield from _opening(answer)
+    finished = _finished(answer)
+    for index, item in enumerate(finished["output"]):
+        for name, fields in _item_events(item):
+            yield name, {"output_index": index, **fields}
+    yield f"response.{finished['status']}", {"response": finished}
+
+
+def _late_events(answer: Answer, wrong: Refusal, how: str) -> Events:
+    """`error` is the event as documented, `both` the nested one that is seen in practice."""
+    told = {"code": wrong.code, "message": wrong.message}
+    yield from _opening(answer)
+    if how == "error":
+        yield "error", {**told, "param": wrong.param}
+    elif how == "both":
+        yield "error", {"error": {"type": wrong.kind, **told, "param": wrong.param}}
+    if how != "error":
+        yield "response.failed", {"response": _around(answer, "failed", error=told)}
+
+
+def _numbered(events: Events) -> Iterator[bytes]:
+    for number, (name, fields) in enumerate(events):
+        data = dumps({"type": name, "sequence_number": number, **fields})
+        yield b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+def overflow(window: int, prompt: int, output: int) -> Refusal | None:
+    """400 when `prompt` plus the `output` asked for, in tokens, exceed the window; it names no number."""
+    if prompt + output <= window:
+        return None
+    text = "Your input exceeds the context window of this model. Please adjust your input and try again."
+    return Refusal(text, "input", OVERFLOW)
+
+
+RESPONSES = Format(
+    judge=responses_refusal.judge,
+    read=reading.read,
+    overflow=overflow,
+    whole=lambda answer: dumps(_finished(answer)),
+    events=lambda answer: _numbered(_all_events(answer)),
+    refused=lambda wrong, _number: wrong.as_bytes(),
+    late=lambda answer, wrong, how: _numbered(_late_events(answer, wrong, how)),
+    headers=lambda _number: VERSION,
+)

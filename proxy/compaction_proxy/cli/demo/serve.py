@@ -1,0 +1,55 @@
+"""The demo provider on a socket: `compaction-proxy demo-provider --host 0.0.0.0 --port 4140`.
+
+For containers and for trying things out; it says at its start that no model is behind it.
+"""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+from compaction_proxy.cli.demo.provider import Settings, create_provider
+from compaction_proxy.gateway.server import served
+from compaction_proxy.providers.tokenizers import TiktokenCounter
+from compaction_proxy.telemetry import logs
+
+RULE = "*" * 72
+
+
+def banner(url: str, models: Sequence[str]) -> str:
+    """What is printed at the start: where it listens, and what it is not."""
+    lines = (
+        RULE,
+        "* DEMO PROVIDER: its answers are scripted, there is no model behind it.",
+        "* Whatever key a client sends is accepted. Not for production.",
+        RULE,
+        f"demo provider listens on {url}/v1, models {', '.join(models)}",
+    )
+    return "\n".join(lines)
+
+
+async def serve(host: str, port: int, window: int) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        host: Address to listen on.
+        port: TCP port; 0 takes a free one.
+        window: Largest prompt plus output, in tokens.
+
+    Raises:
+        ConfigError: The address cannot be listened on.
+    """
+    told = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, told.set)
+    settings = Settings(TiktokenCounter(lambda line: print(line, file=sys.stderr)), window=window)
+    async with served(create_provider(settings), host, port) as url:
+        print(banner(url, settings.models), flush=True)
+        await told.wait()
+
+
+def run_provider(host: str, port: int, window: int) -> None:
+    """Serve until SIGINT or SIGTERM; the arguments and the error are those of `serve`."""
+    logs.configure("console", logging.WARNING)
+    asyncio.run(serve(host, port, window))

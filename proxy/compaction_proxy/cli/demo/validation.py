@@ -1,0 +1,151 @@
+"""What the demo provider refuses, in OpenAI's own words, so that clients and proxies recognise them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from compaction_proxy.cli.demo.chat import JsonObject, dumps
+
+ROLES = ("system", "assistant", "user", "function", "tool", "developer")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An answer other than 200."""
+
+    message: str
+    param: str | None = None
+    code: str | None = None
+    status: int = 400
+    kind: str = "invalid_request_error"
+
+    def as_bytes(self) -> bytes:
+        """The body in OpenAI's error shape."""
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return dumps({"error": error})
+
+
+UNPARSED = Refusal(
+    "We could not parse the JSON body of your request. (HINT: This likely means you aren't using your HTTP "
+    "library correctly. The OpenAI API expects a JSON payload, but what was sent was not valid JSON.)"
+)
+
+
+def unknown_model(model: str) -> Refusal:
+    """404 for a model that is not offered."""
+    message = f"The model `{model}` does not exist or you do not have access to it."
+    return Refusal(message, code="model_not_found", status=404)
+
+
+def overflow(window: int, prompt: int, output: int) -> Refusal | None:
+    """400 when `prompt` plus the `output` asked for, in tokens, exceed the window."""
+    if prompt > window:
+        found = f"your messages resulted in {prompt} tokens. Please reduce the length of the messages."
+    elif prompt + output > window:
+        found = (
+            f"you requested {prompt + output} tokens ({prompt} in the messages, {output} in the completion). "
+            "Please reduce the length of the messages or completion."
+        )
+    else:
+        return None
+    message = f"This model's maximum context length is {window} tokens. However, {found}"
+    return Refusal(message, param="messages", code="context_length_exceeded")
+
+
+def _empty_array(what: str) -> Refusal:
+    message = (
+        f"Invalid '{what}': empty array. Expected an array with minimum length 1, "
+        "but got an empty array instead."
+    )
+    return Refusal(message, param=what, code="empty_array")
+
+
+def _unanswered(pending: list[str], index: int) -> Refusal:
+    message = (
+        "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+        "'tool_call_id'. The following tool_call_ids did not have response messages: " + ", ".join(pending)
+    )
+    return Refusal(message, param=f"messages.[{index}].role")
+
+
+def _shape(message: object, index: int) -> Refusal | None:
+    where = f"messages[{index}]"
+    if not isinstance(message, dict):
+        kind = type(message).__name__
+        return Refusal(
+            f"Invalid type for '{where}': expected an object, but got {kind} instead.", where, "invalid_type"
+        )
+    role = message.get("role")
+    if role not in ROLES:
+        known = ", ".join(f"'{name}'" for name in ROLES[:-1])
+        text = f"Invalid value: '{role}'. Supported values are: {known}, and '{ROLES[-1]}'."
+        return Refusal(text, f"{where}.role", "invalid_value")
+    return _content(message, where)
+
+
+def _content(message: JsonObject, where: str) -> Refusal | None:
+    content, calls = message.get("content"), message.get("tool_calls")
+    if message["role"] == "assistant":
+        if calls == []:
+            return _empty_array(f"{where}.tool_calls")
+        if calls or message.get("function_call") or message.get("refusal"):
+            return None
+    if content == []:
+        return _empty_array(f"{where}.content")
+    if content is None or not isinstance(content, str | list):
+        got = "null" if content is None else type(content).__name__
+        text = f"Invalid value for 'content': expected a string, got {got}."
+        return Refusal(text, f"messages.[{where[9:-1]}].content")
+    return None
+
+
+def _answer(message: JsonObject, index: int, open_ids: list[str], asked: list[str] | None) -> Refusal | None:
+    """Judge one tool result; takes its id off `open_ids`."""
+    if asked is None:
+        text = (
+            "Invalid parameter: messages with role 'tool' must be a response to a preceeding message "
+            "with 'tool_calls'."
+        )
+        return Refusal(text, f"messages.[{index}].role")
+    call_id = message.get("tool_call_id")
+    if call_id not in asked:
+        text = (
+            f"Invalid parameter: 'tool_call_id' of '{call_id}' not found in 'tool_calls' of previous message."
+        )
+        return Refusal(text, f"messages.[{index}].tool_call_id")
+    if call_id in open_ids:
+        open_ids.remove(call_id)
+    return None
+
+
+def _pairing(messages: list[JsonObject]) -> Iterator[Refusal]:
+    pending: list[str] = []
+    asked: list[str] | None = None
+    for index, message in enumerate(messages):
+        if message["role"] == "tool":
+            found = _answer(message, index, pending, asked)
+            if found:
+                yield found
+            continue
+        if pending:
+            yield _unanswered(pending, index)
+        asked = [str(call.get("id")) for call in message.get("tool_calls") or ()] or None
+        pending = list(asked or ())
+    if pending:
+        yield _unanswered(pending, len(messages))
+
+
+def judge(body: JsonObject) -> Refusal | None:
+    """The first thing wrong with a request, or None."""
+    if not isinstance(body.get("model"), str):
+        return Refusal("you must provide a model parameter")
+    messages = body.get("messages")
+    if messages is None:
+        return Refusal("Missing required parameter: 'messages'.", "messages", "missing_required_parameter")
+    if not isinstance(messages, list):
+        return Refusal(
+            "Invalid type for 'messages': expected an array of objects.", "messages", "invalid_type"
+        )
+    if not messages:
+        return _empty_array("messages")
+    shapes = (_shape(message, index) for index, message in enumerate(messages))
+    return next(filter(None, shapes), None) or next(_pairing(messages), None)

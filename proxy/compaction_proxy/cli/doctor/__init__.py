@@ -1,0 +1,1 @@
+"""`doctor`: checks of the host, the store and the upstream; each finding says what mends it."""

@@ -1,0 +1,79 @@
+"""`doctor`: what keeps the proxy from working, or from working well, and what mends it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from compaction_proxy.cli.exit import BAD_CONFIG, FAILED
+from compaction_proxy.cli.options import ConfigOption, JsonOption, UpstreamOption
+from compaction_proxy.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from compaction_proxy.cli.doctor.finding import Finding
+    from compaction_proxy.config.loader import Loaded
+
+
+def doctor(
+    probe: Annotated[
+        bool,
+        typer.Option("--probe", help="Ask the summary model for one word; its provider may charge for it."),
+    ] = False,
+    upstream: UpstreamOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Look for what is wrong, and say what mends it. Ends with 1 if something keeps it from working."""
+    import asyncio
+    import os
+
+    from compaction_proxy.cli.doctor.finding import ERROR, lines
+    from compaction_proxy.cli.output import say, say_json
+    from compaction_proxy.config.environment import Setting
+    from compaction_proxy.config.loader import load
+
+    given = [] if upstream is None else [Setting("--upstream", ("upstream", "base_url"), upstream)]
+    try:
+        found = load(config, os.environ, given)
+    except ConfigError as error:
+        everything, code = _misconfigured(error), BAD_CONFIG
+    else:
+        everything = asyncio.run(_collected(found, probe=probe))
+        code = FAILED if any(each.level == ERROR for each in everything) else 0
+    if as_json:
+        say_json({"findings": [each._asdict() for each in everything]})
+    else:
+        say(lines(everything))
+    raise typer.Exit(code)
+
+
+def _misconfigured(error: ConfigError) -> "list[Finding]":
+    from compaction_proxy.cli.doctor.finding import ERROR, Finding
+
+    fix = "correct it; `compaction-proxy config schema` and docs/configuration.md describe every key"
+    return [Finding(ERROR, "configuration", line, fix) for line in str(error).splitlines()]
+
+
+async def _collected(found: "Loaded", *, probe: bool) -> "list[Finding]":
+    return [each async for each in _findings(found, probe=probe)]
+
+
+async def _findings(found: "Loaded", *, probe: bool) -> "AsyncIterator[Finding]":
+    """Everything that is looked at, from near to far."""
+    import os
+
+    from compaction_proxy.cli.doctor import host, store
+    from compaction_proxy.cli.doctor import upstream as provider
+    from compaction_proxy.cli.doctor.finding import OK, WARNING, Finding
+
+    yield Finding(OK, "configuration", str(found.path or Path("built-in defaults and the environment")))
+    for line in found.warnings:
+        yield Finding(WARNING, "configuration", line, "change it, or leave it where it is meant")
+    for each in host.findings(found.config, os.environ):
+        yield each
+    async for each in store.findings(found.config):
+        yield each
+    async for each in provider.findings(found.config, probe=probe):
+        yield each

@@ -1,0 +1,163 @@
+"""What of this machine matters: the address, open files, proxies, keys, optional packages, the tokenizer."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+
+from compaction_proxy.cli.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
+from compaction_proxy.cli.health import local_url, version_at
+from compaction_proxy.cli.serve import DESCRIPTORS, listening
+from compaction_proxy.config.config import Config
+from compaction_proxy.config.sections import ServerSection
+from compaction_proxy.config.types import origin, without_passwords
+from compaction_proxy.config.validation import is_loopback
+from compaction_proxy.core.errors import ConfigError
+from compaction_proxy.gateway import server as serving
+from compaction_proxy.gateway.client.proxies import environment_proxies
+from compaction_proxy.installation import choose_budget
+from compaction_proxy.providers.tokenizers import TiktokenCounter
+from compaction_proxy.providers.tokenizers_fast import golden
+from compaction_proxy.recall.fulltext import MISSING, is_there
+
+FEW_DESCRIPTORS = 4_096  # two for each request, and 1,000 requests at once are let in
+WEAK_KEY_CHARACTERS = 16
+WEAK_KEY_KINDS = 6  # different characters
+STRONG_KEY = "openssl rand -hex 32"
+# What each extra is for, and a module of it.
+_EXTRAS = {"crypto": "cryptography", "fast": "toktok", "mcp": "mcp", "otel": "opentelemetry.sdk"}
+
+
+def findings(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Everything about this machine but its store."""
+    yield address(config.server)
+    yield from admin_key(config.server)
+    yield descriptors()
+    yield bodies(config.server)
+    yield from proxies(config, environ)
+    yield from extras(config)
+    yield tokenizer()
+    yield search()
+
+
+def address(server: ServerSection) -> Finding:
+    """Whether the address is free, or ours."""
+    url = local_url(server)
+    where = f"unix:{server.unix_socket}" if server.unix_socket else f"{server.host}:{server.port}"
+    version = version_at(url, server.unix_socket)
+    if version is not None:
+        return Finding(OK, "address", f"{where}: version {version} of this proxy answers")
+    try:
+        bound = listening(server)
+    except ConfigError as error:
+        return Finding(ERROR, "address", str(error), "end what listens there, or choose another server.port")
+    with serving.removed_at_the_end(bound):
+        bound.close()
+    return Finding(OK, "address", f"{where}: free, nothing is running there")
+
+
+def admin_key(server: ServerSection) -> Iterator[Finding]:
+    """Whether the admin API is closed to strangers."""
+    key = server.admin_key.get_secret_value()
+    open_to_others = server.unix_socket is not None or not is_loopback(server.host)
+    if not key and open_to_others:
+        what = "none, so that the admin API is closed at this address"
+        yield Finding(WARNING, "admin key", what, f"set server.admin_key, such as from `{STRONG_KEY}`")
+    elif not key:
+        yield Finding(OK, "admin key", "none; the admin API answers this machine only")
+    elif len(key) < WEAK_KEY_CHARACTERS or len(set(key)) < WEAK_KEY_KINDS:
+        yield Finding(
+            WARNING, "admin key", "easy to guess", f"take a longer one, such as from `{STRONG_KEY}`"
+        )
+    else:
+        yield Finding(OK, "admin key", "set")
+
+
+def descriptors() -> Finding:
+    """How many files and connections a process may have open."""
+    if sys.platform == "win32":
+        return Finding(NOTE, "open files", "no limit that could be read here")
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, DESCRIPTORS)
+    if allowed < FEW_DESCRIPTORS:
+        fix = "raise it: `ulimit -Hn`, LimitNOFILE of systemd, or ulimits of a container"
+        return Finding(WARNING, "open files", f"{allowed:,} at most, two for each request", fix)
+    return Finding(OK, "open files", f"{allowed:,} at most")
+
+
+def bodies(server: ServerSection) -> Finding:
+    """How many bytes of request bodies a process may hold, and whether the largest body fits."""
+    most = choose_budget(server)
+    what = f"{most:,} bytes of request bodies at once in each process"
+    if most < server.max_body_bytes:
+        what += f", less than server.max_body_bytes ({server.max_body_bytes:,}): larger bodies get 413"
+        fix = "give it more memory, or lower server.max_body_bytes"
+        return Finding(WARNING, "memory", what, fix)
+    return Finding(OK, "memory", what)
+
+
+def proxies(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Whether the environment sends our requests through somebody else, or seems to name an upstream."""
+    target = origin(config.upstream.base_url)
+    through = environment_proxies().url(target.scheme, target.host, target.port)
+    if through is not None:
+        what = f"requests to {target.host} go through {without_passwords(through)}"
+        yield Finding(NOTE, "proxy", what, f"NO_PROXY={target.host}, if that is not meant")
+    else:
+        yield Finding(OK, "proxy", f"{target.host} is asked directly")
+    named = environ.get("OPENAI_BASE_URL", "")
+    if named and named.rstrip("/") != f"{local_url(config.server).rstrip('/')}/v1":
+        what = "OPENAI_BASE_URL is set, and is for clients: the upstream is never taken from it"
+        yield Finding(NOTE, "environment", what)
+
+
+def extras(config: Config) -> Iterator[Finding]:
+    """Which optional packages are there, and whether the configuration needs one that is not."""
+    wanted = {
+        "crypto": bool(config.store.encryption_keys),
+        "otel": bool(config.observability.otlp_endpoint),
+    }
+    for name, module in _EXTRAS.items():
+        there = _installed(module)
+        if there or not wanted.get(name):
+            yield Finding(
+                OK if there else NOTE, "extras", f"{name}: {'installed' if there else 'not installed'}"
+            )
+        else:
+            fix = f"pip install 'compaction-proxy[{name}]'"
+            yield Finding(ERROR, "extras", f"{name}: configured, and not installed", fix)
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def tokenizer() -> Finding:
+    """Whether the shipped vocabularies count what they counted when the package was made."""
+    told: list[str] = []
+    counter = TiktokenCounter(told.append)
+    texts = golden()
+    wrong = sum(counter.count(each.text, "gpt-5") != each.tokens for each in texts)
+    if wrong or told:
+        what = told[0] if told else f"{wrong} of {len(texts)} texts are counted otherwise than they should be"
+        return Finding(ERROR, "tokenizer", what, "install the package again")
+    return Finding(OK, "tokenizer", f"{len(texts)} texts are counted as they should be")
+
+
+def search() -> Finding:
+    """Whether what was removed can be searched."""
+    if is_there():
+        return Finding(OK, "search", "SQLite's FTS5 is there")
+    return Finding(WARNING, "search", MISSING.rstrip("."), "take a Python whose SQLite has it, such as uv's")
+
+
+def process() -> Finding:
+    """Who runs this: root needs not to."""
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        return Finding(NOTE, "user", "root", "run it as a user of its own; it needs no rights")
+    return Finding(OK, "user", "not root")

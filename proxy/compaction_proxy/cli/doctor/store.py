@@ -1,0 +1,120 @@
+"""Whether the store can be used: reached, written, private, with room; and the secret that goes with it."""
+
+import asyncio
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+from compaction_proxy.cli.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
+from compaction_proxy.config.config import Config
+from compaction_proxy.config.types import without_passwords
+from compaction_proxy.core.errors import ConfigError, StoreUnavailable
+from compaction_proxy.installation import Secret, opened_store
+from compaction_proxy.storage.factory import is_shared, secret_path, store_path
+from compaction_proxy.storage.store import Record, Store
+
+DEADLINE_S = 5.0
+SLOW_S = 0.1  # a request waits a quarter of a second at most, then goes on without
+# A file takes up to a gigabyte, and its log beside it as much again.
+LITTLE_ROOM_BYTES = 2 * 1024**3
+NO_ROOM_BYTES = 64 * 1024**2
+PROBE_TTL_S = 10.0
+# By the reason for which a store cannot be used, where there is more to do than to start it.
+_MENDS = {"store-corrupt": "move the file away, or restore it; another is made, and conversations go on"}
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+async def findings(config: Config) -> AsyncIterator[Finding]:
+    """Everything about the store. One in a file that is not there yet is not made."""
+    url = config.store.url or "memory://"
+    path = store_path(url)
+    if path is not None:
+        for each in on_disk(path):
+            yield each
+    if path is not None and not path.exists():
+        return
+    try:
+        store = opened_store(config, url)
+    except ConfigError as error:
+        yield Finding(ERROR, "store", str(error), "correct store.url and store.encryption_keys")
+        return
+    try:
+        yield await _tried(store, without_passwords(url))
+        yield await _secret(config, url, store)
+    finally:
+        await store.close()
+
+
+def on_disk(path: Path) -> Iterator[Finding]:
+    """The file of an embedded store: who may read it, how large it is, what room it has."""
+    folder = next(each for each in path.absolute().parents if each.exists())
+    free = shutil.disk_usage(folder).free
+    room = f"{free / 1024**3:.1f} GiB free in {folder}"
+    if free < NO_ROOM_BYTES:
+        yield Finding(ERROR, "disk", room, "make room, or name another place in store.url")
+    elif free < LITTLE_ROOM_BYTES:
+        yield Finding(WARNING, "disk", room, "make room: the store takes up to 2 GiB with its log")
+    else:
+        yield Finding(OK, "disk", room)
+    if not path.exists():
+        if os.access(folder, os.W_OK | os.X_OK):
+            yield Finding(OK, "store", f"{path}: not there yet; made by the first start")
+        else:
+            yield Finding(ERROR, "store", f"{folder} cannot be written to", "let this user write there")
+        return
+    for each in (path, secret_path(f"sqlite:///{path.absolute()}")):
+        if each is not None and each.exists():
+            yield _private(each)
+
+
+def _private(path: Path) -> Finding:
+    held = path.stat()
+    if held.st_mode & _OTHERS:
+        return Finding(WARNING, "store", f"{path}: others may read it", f"chmod 600 '{path}'")
+    return Finding(OK, "store", f"{path}: {held.st_size / 1024**2:.1f} MiB, for its owner only")
+
+
+async def _tried(store: Store, shown: str) -> Finding:
+    """Whether what is written can be read back."""
+    key, value = f"v1:doctor:{{{secrets.token_hex(8)}}}", secrets.token_bytes(16)
+    begun = time.monotonic()
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await store.write([Record(key, value, PROBE_TTL_S)])
+            same = await store.read([key]) == [value]
+    except TimeoutError:
+        return Finding(
+            ERROR, "store", f"{shown}: no answer in {DEADLINE_S:g} s", "look at the store's machine"
+        )
+    except (StoreUnavailable, OSError) as error:
+        why = error.reason if isinstance(error, StoreUnavailable) else type(error).__name__
+        cause = error.__cause__
+        what = f"{shown}: {why}{f' ({cause})' if cause else ''}"
+        return Finding(ERROR, "store", what, _MENDS.get(why, "correct store.url, or start the store"))
+    took_s = time.monotonic() - begun
+    if not same:
+        return Finding(
+            ERROR, "store", f"{shown}: does not give back what was written", "look at its settings"
+        )
+    if took_s > SLOW_S:
+        return Finding(WARNING, "store", f"{shown}: slow, {took_s:.2f} s", "bring it nearer to the proxy")
+    return Finding(OK, "store", f"{shown}: written and read back in {took_s * 1000:.0f} ms")
+
+
+async def _secret(config: Config, url: str, store: Store) -> Finding:
+    """Whether all who share the store share the secret that tenants are told apart with."""
+    if config.server.secret.get_secret_value():
+        what = "configured" + ("; all replicas must have the same" if is_shared(url) else "")
+        return Finding(OK, "secret", what)
+    told: list[StoreUnavailable] = []
+    agreed = await Secret(config, url, store, told.append).agree()
+    if told or not agreed:
+        why = told[0].reason if told else "the store does not give it"
+        return Finding(ERROR, "secret", why, "set server.secret, or mend what keeps it")
+    if is_shared(url):
+        return Finding(OK, "secret", "in the store, the same for all replicas")
+    return Finding(OK if store_path(url) else NOTE, "secret", "of this installation")

@@ -1,0 +1,147 @@
+"""The command line. Each command imports what it needs when it runs: `health` and `--help` must be quick."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from compaction_proxy.cli.config import config_app
+from compaction_proxy.cli.connect import connect
+from compaction_proxy.cli.doctor.command import doctor
+from compaction_proxy.cli.exit import group, loaded
+from compaction_proxy.cli.mcp import mcp
+from compaction_proxy.cli.models import models
+from compaction_proxy.cli.options import ConfigOption, UpstreamOption
+from compaction_proxy.cli.replay import replay
+from compaction_proxy.cli.run import run
+from compaction_proxy.cli.savings import savings
+from compaction_proxy.cli.sessions import search, sessions_app
+from compaction_proxy.cli.watch import watch
+from compaction_proxy.core.errors import ProxyError
+
+app = group("An OpenAI-compatible proxy that keeps long conversations fitting.", "compaction-proxy")
+
+
+@app.command()
+def serve(
+    config: ConfigOption = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    upstream: UpstreamOption = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that share the port.")] = None,
+) -> None:
+    """Run the proxy until it is told to end."""
+    import os
+    from functools import partial
+
+    from compaction_proxy.cli.serve import announce, run_one
+    from compaction_proxy.cli.workers import run_workers
+    from compaction_proxy.config.environment import Setting
+    from compaction_proxy.config.loader import load
+    from compaction_proxy.telemetry import logs
+
+    given = (
+        Setting("--host", ("server", "host"), host),
+        Setting("--port", ("server", "port"), port),
+        Setting("--upstream", ("upstream", "base_url"), upstream),
+        Setting("--workers", ("server", "workers"), workers),
+    )
+    options = [option for option in given if option.value is not None]
+    found = loaded(config, options)
+    logs.configure(found.config.observability.log_format)
+    reread = partial(load, config, os.environ, options)
+    if found.config.server.workers > 1:
+        run_workers(found, reread, lambda url: announce(found.config, url))
+    else:
+        run_one(found, reread)
+
+
+@app.command()
+def check(config: ConfigOption = None) -> None:
+    """Say whether the configuration can be used."""
+    found = loaded(config)
+    print(f"ok: {found.path or 'built-in defaults and the environment'}")
+
+
+@app.command()
+def health(
+    url: Annotated[str | None, typer.Option(help="Base URL of the proxy; default: as configured.")] = None,
+) -> None:
+    """Exit with 0 if a running proxy is ready, with 1 if not. For container health checks."""
+    from compaction_proxy.cli.health import is_ready, local_url
+
+    if url is None:
+        server = loaded(None).config.server
+        ready, what = is_ready(local_url(server), server.unix_socket)
+    else:
+        ready, what = is_ready(url)
+    print(what)
+    raise typer.Exit(0 if ready else 1)
+
+
+@app.command()
+def forget(
+    credential: Annotated[str, typer.Option(help="Header that the client shows, or a file that holds it.")],
+    session: Annotated[str | None, typer.Option(help="Header that names one session; default: all.")] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Delete what is stored of a client, such as --credential 'authorization: Bearer sk-…'."""
+    import asyncio
+
+    from compaction_proxy.cli.forget import forget as delete
+
+    shown = Path(credential).read_text("utf-8") if Path(credential).is_file() else credential
+    fields = [_field(shown)]
+    number = asyncio.run(delete(loaded(config).config, fields, [_field(session)] if session else None))
+    print(f"{number} records deleted")
+
+
+def _field(text: str) -> tuple[bytes, bytes]:
+    """A header field as it would arrive."""
+    name, colon, value = text.strip().partition(":")
+    if not colon:
+        raise ProxyError("a header is written as 'name: value'")
+    return name.strip().lower().encode(), value.strip().encode()
+
+
+@app.command()
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Leave proxy and provider running.")] = False,
+) -> None:
+    """Watch a long conversation outgrow its model's window and go on. No key, no network."""
+    from compaction_proxy.cli.demo.run import main as run_demo
+
+    raise typer.Exit(run_demo(keep=keep))
+
+
+@app.command("demo-provider")
+def demo_provider(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 4140,
+    window: Annotated[int, typer.Option(help="Prompt plus output, in tokens.")] = 8192,
+) -> None:
+    """Serve the demo's provider: its answers are scripted, there is no model behind it."""
+    from compaction_proxy.cli.demo.serve import run_provider
+
+    run_provider(host, port, window)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version as installed
+
+    print(installed("compaction-proxy"))
+
+
+app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run)
+app.command()(connect)
+app.command()(replay)
+app.command()(doctor)
+app.command()(mcp)
+app.command()(models)
+app.command()(savings)
+app.command()(search)
+app.command()(watch)
+app.add_typer(sessions_app, name="sessions")
+app.add_typer(config_app, name="config")

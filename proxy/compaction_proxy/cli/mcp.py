@@ -1,0 +1,76 @@
+"""`mcp`: the tools of a running proxy's `/mcp` for a client that speaks over stdin and stdout.
+
+Each call is sent on by itself, so that the proxy may be restarted meanwhile.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from compaction_proxy.cli.exit import FAILED, fail
+from compaction_proxy.cli.options import ConfigOption, UrlOption
+
+if TYPE_CHECKING:
+    from compaction_proxy.cli.tool_calls import Reached
+
+# Where the client's key is looked for, the first that is set.
+KEYS = ("COMPACTION_PROXY_KEY", "OPENAI_API_KEY")
+
+
+def mcp(
+    session: Annotated[
+        str | None, typer.Option(help="Header that names one session, such as 'x-session-id: 7'.")
+    ] = None,
+    credential: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Header that the client shows, or a file that holds it; default: ${', else $'.join(KEYS)}."
+        ),
+    ] = None,
+    url: UrlOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Serve agents over MCP, on stdin and stdout: search what was removed from your conversations."""
+    import asyncio
+    from functools import partial
+
+    from compaction_proxy.cli.tool_calls import asked
+    from compaction_proxy.gateway.mcp.tools import NOT_INSTALLED
+
+    try:
+        from compaction_proxy.gateway.mcp.stdio import run
+    except ModuleNotFoundError:
+        fail(NOT_INSTALLED, FAILED)
+    headers = {**_shown(credential), **(_field(session) if session else {})}
+    reached = _reached(url, config, headers)
+    asyncio.run(run(lambda name, arguments: asyncio.to_thread(partial(asked, reached, name, arguments))))
+
+
+def _shown(credential: str | None) -> dict[str, str]:
+    """The credential as a header field; none where there is none."""
+    if credential is not None:
+        return _field(Path(credential).read_text("utf-8") if Path(credential).is_file() else credential)
+    key = next((os.environ[name] for name in KEYS if os.environ.get(name)), "")
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def _field(text: str) -> dict[str, str]:
+    name, colon, value = text.strip().partition(":")
+    if not colon or not text.isascii() or not text.strip().isprintable():
+        fail("a header is written as 'name: value'", FAILED)
+    return {name.strip().lower(): value.strip()}
+
+
+def _reached(url: str | None, config: Path | None, headers: Mapping[str, str]) -> "Reached":
+    from compaction_proxy.cli.admin_client import checked
+    from compaction_proxy.cli.health import local_url
+    from compaction_proxy.cli.tool_calls import Reached
+    from compaction_proxy.config.loader import load
+
+    if url is not None:
+        return Reached(checked(url), headers)
+    server = load(config, os.environ).config.server
+    return Reached(local_url(server), headers, server.unix_socket)

@@ -1,0 +1,203 @@
+"""`run`: one command whose requests go through a proxy, and nothing else on the machine changed."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from compaction_proxy.cli.exit import loaded
+from compaction_proxy.cli.options import ConfigOption, UrlOption
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from compaction_proxy.config.config import Config
+    from compaction_proxy.config.loader import Loaded
+
+# Exit codes of shells: not found, no program, and ended by a signal (128 and its number).
+NOT_FOUND, NOT_EXECUTABLE, BY_SIGNAL = 127, 126, 128
+# Where clients look for the base URL of an OpenAI-compatible provider.
+BASE_URLS = (
+    "OPENAI_BASE_URL",  # OpenAI's libraries, and most of what is built on them
+    "OPENAI_API_BASE",  # LiteLLM, aider, LangChain, LlamaIndex
+    "OPENAI_API_BASE_URL",  # Open WebUI
+    "AIDER_OPENAI_API_BASE",
+    "OPENAI_PROXY_URL",  # LobeChat
+    "LLM_BASE_URL",  # OpenHands
+)
+# Where clients look for one without the path, which they add.
+ROOTS = (
+    "OPENAI_HOST",  # goose
+    "ANTHROPIC_BASE_URL",  # Claude Code, and Anthropic's libraries
+)
+# Programs that read their base URL from a file of their own only, and what helps. As of 2026-11.
+IGNORES_ENVIRONMENT = {
+    "codex": "run `compaction-proxy connect codex --apply --url {root}`, "
+    "or pass -c 'openai_base_url=\"{url}\"' to it",
+    "cn": "run `compaction-proxy connect continue --apply --url {root}`",
+    "cline": "run `cline auth --provider openai --baseurl {url}` with a key and a model",
+    "pi": "add a provider with the base URL {url} to ~/.pi/agent/models.json",
+}
+# Of these `connect` knows the file, by the name of the client there.
+TOOLS = {"codex": "codex", "cn": "continue"}
+# What runs a package without installing it, and packages whose name is not that of their program.
+RUNNERS = frozenset({"npx", "bunx", "pnpx"})
+PACKAGES = {
+    "@openai/codex": "codex",
+    "@continuedev/cli": "cn",
+    "@mariozechner/pi-coding-agent": "pi",
+}
+KEY = "OPENAI_API_KEY"
+HEADERS = "OPENAI_CUSTOM_HEADERS"  # OpenAI's libraries: a header a line
+SESSION = "x-session-id"
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+_SESSION_BYTES = 8
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="CMD…", help="The command and its arguments.")],
+    url: UrlOption = None,
+    log: Annotated[
+        Path | None, typer.Option("--log", metavar="FILE", help="Log of a proxy that is started for it.")
+    ] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Run a command whose requests go through a proxy: the one that is running, else one of its own.
+
+    Ends as the command does: with its exit code, or 128 and the number of the signal that ended it.
+    """
+    import os
+    import secrets
+
+    session = f"run-{secrets.token_hex(_SESSION_BYTES)}"
+    if url is not None:
+        from compaction_proxy.cli.admin_client import checked
+
+        _warn(command, checked(url))
+        raise typer.Exit(_supervised(command, environment(os.environ, checked(url), session)))
+    settings = loaded(config)
+    with _somewhere(settings, log) as found:
+        _warn(command, found)
+        environ = environment(os.environ, found, session, needs_key=_pays(settings.config))
+        code = _supervised(command, environ)
+    raise typer.Exit(code)
+
+
+def _warn(command: Sequence[str], url: str) -> None:
+    """Say in a line that a command ignores its environment, and what helps, unless it knows the proxy."""
+    import sys
+
+    from compaction_proxy.cli.client_config import FILES
+
+    base = f"{url.rstrip('/').removesuffix('/v1')}/v1"
+    name = _program(command)
+    remedy = IGNORES_ENVIRONMENT.get(name)
+    if remedy is None or any(base in word for word in command):
+        return
+    tool = TOOLS.get(name)
+    if tool is not None:
+        try:
+            if base in Path(FILES[tool].path).expanduser().read_text(encoding="utf-8"):
+                return
+        except (OSError, UnicodeDecodeError):
+            pass
+    told = remedy.format(url=base, root=base.removesuffix("/v1"))
+    print(f"compaction-proxy: {name} ignores the base URL in its environment: {told}", file=sys.stderr)
+
+
+def _program(command: Sequence[str]) -> str:
+    """The name of the program that a command runs, be it through a package runner."""
+    name = PurePath(command[0]).name if command else ""
+    if name in RUNNERS:
+        package = next((word for word in command[1:] if not word.startswith("-")), "")
+        name = package[:1] + package[1:].partition("@")[0]  # without its version
+    return PACKAGES.get(name, name.removesuffix(".cmd").removesuffix(".exe"))
+
+
+def _pays(config: "Config") -> bool:
+    """Whether a client needs no key of its own, and may still refuse to start without one."""
+    return bool(config.upstream.api_key.get_secret_value()) and not config.server.client_keys
+
+
+@contextmanager
+def _somewhere(settings: "Loaded", log: Path | None) -> Iterator[str]:
+    """The URL of a proxy that is running as configured, else of one that is started and ends with this."""
+    import sys
+
+    from compaction_proxy.cli.health import local_url, version_at
+
+    server = settings.config.server
+    if server.unix_socket is None and server.tls_certificate is None and version_at(local_url(server)):
+        yield local_url(server).removesuffix(server.base_path)
+        return
+    from compaction_proxy.cli.background_proxy import running_beside
+
+    with running_beside(settings, log) as url:
+        print(f"compaction-proxy listens on {url} while this runs", file=sys.stderr)
+        yield url
+
+
+def environment(
+    environ: Mapping[str, str], url: str, session: str, *, needs_key: bool = False
+) -> dict[str, str]:
+    """The environment of a command whose requests go to the proxy at `url`.
+
+    Args:
+        environ: Ours.
+        url: Base URL of the proxy, with `/v1` or without.
+        session: What tells this run's conversations from others, where its clients can say it.
+        needs_key: Whether a key is made up if there is none, because the proxy has its own.
+    """
+    root = url.rstrip("/").removesuffix("/v1")
+    made = {**environ, **dict.fromkeys(BASE_URLS, f"{root}/v1"), **dict.fromkeys(ROOTS, root)}
+    lines = [line for line in environ.get(HEADERS, "").split("\n") if line.strip()]
+    if not any(line.partition(":")[0].strip().lower() == SESSION for line in lines):
+        made[HEADERS] = "\n".join([*lines, f"{SESSION}: {session}"])
+    if needs_key and not environ.get(KEY):
+        made[KEY] = "none-needed"
+    if any(name in environ or name.upper() in environ for name in _PROXIES):
+        made.update(_around(environ))
+    return made
+
+
+def _around(environ: Mapping[str, str]) -> dict[str, str]:
+    """What keeps requests to this machine away from the environment's proxies."""
+    standing = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    named = [each for each in standing.split(",") if each.strip()]
+    value = ",".join(dict.fromkeys([*named, "127.0.0.1", "localhost"]))
+    return {"no_proxy": value, "NO_PROXY": value}
+
+
+def _supervised(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command, hand signals on to it, and say how it ended, as shells do.
+
+    A terminal sends its interrupts to all processes in front of it, so those are the command's already.
+    """
+    import signal
+    import subprocess
+    import sys
+
+    started: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
+
+    def hand_on(number: int, frame: "FrameType | None") -> None:  # noqa: ARG001 - a signal handler's
+        if number == signal.SIGINT and sys.stdin.isatty():
+            return
+        if started:
+            started[0].send_signal(number)
+        else:
+            early.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, hand_on)
+    try:
+        started.append(subprocess.Popen(list(command), env=dict(environ)))  # noqa: S603 - what the user asked for
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+    for each in early:
+        started[0].send_signal(each)
+    code = started[0].wait()
+    return code if code >= 0 else BY_SIGNAL - code

@@ -1,0 +1,240 @@
+"""`sessions` and `search`: the conversations of a running proxy, and what can be done with them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from compaction_proxy.cli.exit import BAD_CONFIG, FAILED, fail, group
+from compaction_proxy.cli.options import ConfigOption, JsonOption, KeyOption, SessionArgument, UrlOption
+
+if TYPE_CHECKING:
+    from compaction_proxy.cli.admin_client import Admin
+
+sessions_app = group("Look at the conversations of a running proxy, and steer them.")
+ORDERS = ("last", "tokens", "net", "requests")
+MAX_LISTED = 1_000
+
+
+def _found(
+    session: str, url: str | None, key_file: Path | None, config: Path | None
+) -> "tuple[Admin, str, str]":
+    """The proxy, the conversation's id, and its path below the admin API."""
+    from compaction_proxy.cli.admin_client import admin, segment
+
+    asked = admin(url, key_file, config)
+    name = asked.conversation(session)
+    return asked, name, f"/conversations/{segment(name)}"
+
+
+@sessions_app.command("list")
+def list_(
+    sort: Annotated[str, typer.Option(help=f"By what, largest first: {', '.join(ORDERS)}.")] = "last",
+    limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="How many at most.")] = 50,
+    search: Annotated[str | None, typer.Option(help="Part of an id or of a model's name.")] = None,
+    url: UrlOption = None,
+    key_file: KeyOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List conversations, last used first."""
+    from compaction_proxy.cli.admin_client import admin, rows
+    from compaction_proxy.cli.output import say, say_json, width
+    from compaction_proxy.cli.session_texts import listing
+
+    if sort not in ORDERS:
+        fail(f"--sort: one of {', '.join(ORDERS)}", BAD_CONFIG)
+    answer = admin(url, key_file, config).get("/conversations", limit=limit, sort=sort, q=search)
+    if as_json:
+        say_json(answer)
+    else:
+        say(listing(rows(answer, "conversations"), width()))
+
+
+@sessions_app.command()
+def show(
+    session: SessionArgument,
+    url: UrlOption = None,
+    key_file: KeyOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a conversation: what it has used, what was saved, its rounds and its pins."""
+    from compaction_proxy.cli.admin_client import rows
+    from compaction_proxy.cli.output import say, say_json, width
+    from compaction_proxy.cli.session_texts import portrait
+
+    asked, _, path = _found(session, url, key_file, config)
+    seen = asked.get(path)
+    rounds = rows(asked.get(f"{path}/compactions"), "compactions")
+    if as_json:
+        say_json({"conversation": seen, "compactions": rounds})
+    else:
+        say(portrait(seen if isinstance(seen, dict) else {}, rounds, width()))
+
+
+@sessions_app.command()
+def compact(
+    session: SessionArgument, url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption = None
+) -> None:
+    """Have a conversation's next request compacted."""
+    asked, name, path = _found(session, url, key_file, config)
+    asked.send("POST", f"{path}/compact")
+    print(f"{name}: its next request is compacted")
+
+
+@sessions_app.command()
+def undo(
+    session: SessionArgument, url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption = None
+) -> None:
+    """Take a conversation's newest round back."""
+    from compaction_proxy.cli.output import clean
+
+    asked, name, path = _found(session, url, key_file, config)
+    told = asked.send("POST", f"{path}/undo")
+    number = clean(told.get("round")) if isinstance(told, dict) else "?"
+    print(f"{name}: round {number} is not applied any more")
+
+
+@sessions_app.command()
+def pin(
+    session: SessionArgument,
+    text: Annotated[str, typer.Argument(help="What no round may lose: one line, up to 2,000 characters.")],
+    url: UrlOption = None,
+    key_file: KeyOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Pin a text to a conversation."""
+    from compaction_proxy.cli.admin_client import rows
+    from compaction_proxy.cli.output import say, width
+    from compaction_proxy.cli.session_texts import pinned
+
+    asked, _, path = _found(session, url, key_file, config)
+    say(pinned(rows(asked.send("POST", f"{path}/pins", {"text": text}), "pins"), width()))
+
+
+@sessions_app.command()
+def unpin(
+    session: SessionArgument,
+    pin_id: Annotated[str, typer.Argument(metavar="PIN", help="Its id, as `sessions show` has it.")],
+    url: UrlOption = None,
+    key_file: KeyOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Let go of a pinned text."""
+    from compaction_proxy.cli.admin_client import rows, segment
+    from compaction_proxy.cli.output import say, width
+    from compaction_proxy.cli.session_texts import pinned
+
+    asked, _, path = _found(session, url, key_file, config)
+    left = asked.send("DELETE", f"{path}/pins/{segment(pin_id)}")
+    say(pinned(rows(left, "pins"), width()))
+
+
+@sessions_app.command()
+def bypass(
+    session: SessionArgument, url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption = None
+) -> None:
+    """Let a conversation's requests go on as they come, until it is resumed."""
+    asked, name, path = _found(session, url, key_file, config)
+    asked.send("POST", f"{path}/bypass")
+    print(f"{name}: its requests go on as they come; `sessions resume {name}` ends that")
+
+
+@sessions_app.command()
+def resume(
+    session: SessionArgument, url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption = None
+) -> None:
+    """Compact a conversation's requests again."""
+    asked, name, path = _found(session, url, key_file, config)
+    asked.send("POST", f"{path}/resume")
+    print(f"{name}: its requests are compacted again")
+
+
+@sessions_app.command()
+def export(
+    session: SessionArgument,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="A new file; default: the terminal.")
+    ] = None,
+    url: UrlOption = None,
+    key_file: KeyOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Write everything that is kept of a conversation as JSON. It holds the conversation's text."""
+    from compaction_proxy.cli.output import say_json
+
+    asked, name, path = _found(session, url, key_file, config)
+    kept = asked.get(f"{path}/export")
+    if output is None:
+        say_json(kept)
+        return
+    _write(output, kept)
+    print(f"{name}: written to {output}")
+
+
+def _write(path: Path, kept: Any) -> None:  # noqa: ANN401 - JSON
+    """Write to a new file that its owner alone may read."""
+    import json
+    import os
+
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(kept, file, indent=2)
+            file.write("\n")
+    except FileExistsError:
+        fail(f"{path}: exists already, and is left alone", FAILED)
+    except OSError as error:
+        fail(f"{path}: cannot be written: {error.strerror}", FAILED)
+
+
+@sessions_app.command()
+def delete(
+    session: SessionArgument,
+    tenant: Annotated[bool, typer.Option("--tenant", help="All conversations of its tenant, too.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    url: UrlOption = None,
+    key_file: KeyOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Delete everything that is kept of a conversation."""
+    from compaction_proxy.cli.output import whole
+
+    asked, name, path = _found(session, url, key_file, config)
+    what = f"all conversations of the tenant of {name}" if tenant else name
+    if not yes and not typer.confirm(f"Delete what is kept of {what}?"):
+        fail("nothing deleted", FAILED)
+    told = asked.send("DELETE", f"{path}/tenant" if tenant else path)
+    number = told.get("deleted") if isinstance(told, dict) else None
+    print(f"{name}: {whole(number)} records deleted")
+
+
+def search(
+    session: SessionArgument,
+    words: Annotated[
+        list[str], typer.Argument(metavar="WORDS…", help="What to look for; a phrase in quotes, begin*.")
+    ],
+    everywhere: Annotated[
+        bool, typer.Option("--all", help="In all conversations of the tenant that ID belongs to.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, max=50, help="How many at most.")] = 20,
+    url: UrlOption = None,
+    key_file: KeyOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find messages that rounds have taken out of a conversation, the best first."""
+    from compaction_proxy.cli.admin_client import rows
+    from compaction_proxy.cli.output import say, say_json, width
+    from compaction_proxy.cli.session_texts import hits
+
+    asked, _, path = _found(session, url, key_file, config)
+    query = " ".join(f'"{word}"' if " " in word else word for word in words)
+    answer = asked.get(f"{path}/search", q=query, limit=limit, scope="tenant" if everywhere else None)
+    if as_json:
+        say_json(answer)
+        return
+    found = rows(answer, "hits")
+    say(hits(found, width(), everywhere=everywhere))
+    if not found:
+        raise typer.Exit(FAILED)

@@ -1,0 +1,342 @@
+"""What people have asked of a conversation: texts to keep, a round now, rounds to take back, or no rounds.
+
+The wishes of a conversation are one small record. Requests look at it, so what was read is used for a moment
+without asking again; another replica's wish is noticed when that moment is over. In a busy conversation it is
+read again behind a request before that, so that none waits for it. Changes take turns: each
+reads what is there, and nobody else may change it meanwhile. Where the store is away, this process uses what
+it was told last.
+"""
+
+import asyncio
+import hashlib
+import math
+import time
+import unicodedata
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.core.message import Instruction
+from compaction_proxy.core.project_instructions import instruction_id
+from compaction_proxy.storage.keys import lease_key, wishes_key
+from compaction_proxy.storage.records import Fields, Records
+from compaction_proxy.storage.store import Lease
+
+MAX_PINS = 50
+MAX_PIN_CHARACTERS = 2_000
+# Instructions of a project that are listed for one conversation, and that can be removed; the newest stay.
+MAX_INSTRUCTIONS = 64
+# Rounds of one conversation that can be undone; the oldest are forgotten, as nothing builds on them.
+MAX_UNDONE = 100
+PLACE_BYTES = 64
+# What was read is used for this long, in seconds.
+FRESH_S = 2.0
+# Once it is this old, a request has it read again behind itself, in seconds.
+AGING_S = 1.0
+MAX_CONVERSATIONS = 10_000
+# A change is two calls of the store; who has not given its turn back after this long has died, in seconds.
+TURN_S = 1.0
+POLL_S = 0.02
+_PIN_DIGITS = 12
+# Control characters, halves of surrogate pairs, line and paragraph separators.
+_UNFIT = frozenset({"Cc", "Cs", "Zl", "Zp"})
+
+
+class NotedInstruction(NamedTuple):
+    """Instructions of a project that a conversation holds: `core.message.Instruction`, and its size.
+
+    Attributes:
+        client: The program that sends them.
+        kind: `instructions`, `memory` or `environment`.
+        path: Which of that kind.
+        tokens: Counted tokens of the newest version.
+    """
+
+    client: str
+    kind: str
+    path: str
+    tokens: int
+
+    @property
+    def id(self) -> str:
+        """Its name, `i_…`."""
+        return instruction_id(Instruction(self.client, self.kind, self.path))
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What is asked of a conversation.
+
+    Attributes:
+        compact: Its next request is to be compacted, as with `x-compaction: force`.
+        pins: Texts that no round may lose, oldest first.
+        undone: Places (`core.checkpoint.place`) of the rounds that are not to be applied, oldest first.
+        suppressed: No round is to be made by itself, unless the request would not fit otherwise.
+        bypass: Its requests go on as they come, whatever is stored of it and whether they fit or not.
+        instructions: Instructions of the project that it holds, oldest first: what can be removed.
+        removed: Ids of those that are left out of requests that are rewritten.
+    """
+
+    compact: bool = False
+    pins: tuple[str, ...] = ()
+    undone: tuple[bytes, ...] = ()
+    suppressed: bool = False
+    bypass: bool = False
+    instructions: tuple[NotedInstruction, ...] = ()
+    removed: tuple[str, ...] = ()
+
+
+NONE = Wishes()
+_NEVER = (-math.inf, NONE)
+
+
+def valid_pin(text: str) -> str | None:
+    """The text as it is pinned, stripped: one line of 1 to 2,000 characters. None if it is none."""
+    pin = text.strip()
+    fits = 1 <= len(pin) <= MAX_PIN_CHARACTERS
+    return pin if fits and not any(unicodedata.category(each) in _UNFIT for each in pin) else None
+
+
+def pin_id(text: str) -> str:
+    """The name of a pin, `p_…`."""
+    return "p_" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_PIN_DIGITS]
+
+
+def _to_fields(wishes: Wishes) -> dict[str, Any]:
+    return {
+        "compact": wishes.compact,
+        "pins": list(wishes.pins),
+        "undone": [place.hex() for place in wishes.undone],
+        "suppressed": wishes.suppressed,
+        "bypass": wishes.bypass,
+        "instructions": [list(each) for each in wishes.instructions],
+        "removed": list(wishes.removed),
+    }
+
+
+def _from_fields(fields: Fields | None) -> Wishes:
+    """The wishes in a record; what cannot be read of it is not wished."""
+    told = fields or {}
+    return Wishes(
+        compact=told.get("compact") is True,
+        pins=tuple(each for each in _texts(told.get("pins")) if valid_pin(each) == each)[:MAX_PINS],
+        undone=tuple(filter(None, map(_place, _texts(told.get("undone")))))[-MAX_UNDONE:],
+        suppressed=told.get("suppressed") is True,
+        bypass=told.get("bypass") is True,
+        instructions=tuple(_noted(told.get("instructions")))[-MAX_INSTRUCTIONS:],
+        removed=tuple(_texts(told.get("removed")))[-MAX_INSTRUCTIONS:],
+    )
+
+
+def _noted(value: object) -> Iterator[NotedInstruction]:
+    """The instructions in a record, without those that cannot be read."""
+    for row in value if isinstance(value, list | tuple) else ():
+        match row:
+            case [str(client), str(kind), str(path), int(tokens)]:
+                yield NotedInstruction(client, kind, path, tokens)
+
+
+def _texts(value: object) -> list[str]:
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list | tuple) else []
+
+
+def _place(digits: str) -> bytes | None:
+    try:
+        place = bytes.fromhex(digits)
+    except ValueError:
+        return None
+    return place if len(place) == PLACE_BYTES else None
+
+
+def _pinned(wishes: Wishes, text: str) -> Wishes:
+    """With another pin, if there is room."""
+    known = text in wishes.pins or len(wishes.pins) >= MAX_PINS
+    return wishes if known else replace(wishes, pins=(*wishes.pins, text))
+
+
+def _unpinned(wishes: Wishes, text: str) -> Wishes:
+    return replace(wishes, pins=tuple(pin for pin in wishes.pins if pin != text))
+
+
+def _with_instructions(wishes: Wishes, found: Iterable[NotedInstruction]) -> Wishes:
+    noted = {each[:3]: each for each in (*wishes.instructions, *found)}
+    return replace(wishes, instructions=tuple(noted.values())[-MAX_INSTRUCTIONS:])
+
+
+def _without(wishes: Wishes, name: str, *, removed: bool) -> Wishes:
+    others = [each for each in wishes.removed if each != name]
+    names = [*others, name] if removed else others
+    return replace(wishes, removed=tuple(names[-MAX_INSTRUCTIONS:]))
+
+
+def _undone(wishes: Wishes, place: bytes) -> Wishes:
+    others = [each for each in wishes.undone if each != place]
+    return replace(wishes, undone=(*others, place)[-MAX_UNDONE:], suppressed=True)
+
+
+def _compacted(wishes: Wishes, place: bytes | None) -> Wishes:
+    undone = tuple(each for each in wishes.undone if each != place)
+    return replace(wishes, compact=False, suppressed=False, undone=undone)
+
+
+class Wishing:
+    """Keeps wishes, on one event loop. No method raises because of the store.
+
+    Args:
+        records: Where they are kept.
+        ttl_s: Seconds that they are kept after they were last changed, or a round was made.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, records: Records, ttl_s: float, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._records = records
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._held: OrderedDict[str, tuple[float, Wishes]] = OrderedDict()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        records.forgetters.append(self._forget)
+
+    async def of(self, tenant: str, conversation: str) -> Wishes:
+        """What is asked of a conversation, at most two seconds ago."""
+        held = self.held(tenant, conversation)
+        return await self._read(wishes_key(tenant, conversation)) if held is None else held
+
+    def held(self, tenant: str, conversation: str) -> Wishes | None:
+        """The same without waiting; None where the store has to be asked."""
+        key = wishes_key(tenant, conversation)
+        read_at, wishes = self._held.get(key, _NEVER)
+        age_s = self._clock() - read_at
+        if age_s >= FRESH_S:
+            return None
+        if age_s >= AGING_S:
+            self._records.behind.begin(key, lambda: self._read(key))
+        return wishes
+
+    def marked(self, tenant: str, conversation: str) -> bool:
+        """Whether this process has been told that the next request is to be compacted; never waits."""
+        _, wishes = self._held.get(wishes_key(tenant, conversation), _NEVER)
+        return wishes.compact
+
+    async def pin(self, tenant: str, conversation: str, text: str) -> bool:
+        """Keep a text in every round from now on.
+
+        Whether it is kept: it is a valid pin, there is room for it, and the store has it. What is pinned
+        already costs nothing.
+        """
+        pin = valid_pin(text)
+        if pin is None:
+            return False
+        if pin in (await self.of(tenant, conversation)).pins:
+            return True
+        wishes, saved = await self._change(tenant, conversation, lambda known: _pinned(known, pin))
+        return saved and pin in wishes.pins
+
+    async def unpin(self, tenant: str, conversation: str, text: str) -> bool:
+        """Let go of a pinned text. Whether the store has it."""
+        _, saved = await self._change(tenant, conversation, lambda known: _unpinned(known, text))
+        return saved
+
+    async def note_instructions(
+        self, tenant: str, conversation: str, found: Iterable[NotedInstruction]
+    ) -> None:
+        """Keep which instructions of a project a conversation holds; costs nothing where that is known."""
+        found = tuple(found)
+        known = await self.of(tenant, conversation)
+        if _with_instructions(known, found) != known:
+            await self._change(tenant, conversation, lambda wishes: _with_instructions(wishes, found))
+
+    async def remove_instruction(
+        self, tenant: str, conversation: str, name: str, *, removed: bool = True
+    ) -> bool:
+        """Leave instructions out from now on, or end that. Whether the store has it."""
+        _, saved = await self._change(
+            tenant, conversation, lambda known: _without(known, name, removed=removed)
+        )
+        return saved
+
+    async def ask_compact(self, tenant: str, conversation: str) -> bool:
+        """Have the next request compacted. Whether the store has it."""
+        _, saved = await self._change(tenant, conversation, lambda known: replace(known, compact=True))
+        return saved
+
+    async def compacted(self, tenant: str, conversation: str, place: bytes | None = None) -> bool:
+        """End the mark and the suppression: there was a round, or nothing to take. Whether the store has it.
+
+        `place` is that of the round. It may have been undone before, and holds again. Pins and tombstones
+        are kept for as long as the round is.
+        """
+        wishes = await self.of(tenant, conversation)
+        if wishes == NONE:
+            return True
+        _, saved = await self._change(
+            tenant, conversation, lambda known: _compacted(known, place), renew=place is not None
+        )
+        return saved
+
+    async def undo(self, tenant: str, conversation: str, place: bytes) -> bool:
+        """Have the round at this place not applied, and no other made by itself. Whether the store has it."""
+        _, saved = await self._change(tenant, conversation, lambda known: _undone(known, place))
+        return saved
+
+    async def bypass(self, tenant: str, conversation: str, *, on: bool) -> bool:
+        """Have its requests go on as they come, or end that. Whether the store has it."""
+        _, saved = await self._change(tenant, conversation, lambda known: replace(known, bypass=on))
+        return saved
+
+    def _forget(self, prefix: str) -> None:
+        for key in [key for key in self._held if key.startswith(prefix)]:
+            del self._held[key]
+
+    async def _read(self, key: str) -> Wishes:
+        [fields] = await self._records.find([key], fresh=True)
+        return self._hold(key, _from_fields(fields))
+
+    def _hold(self, key: str, wishes: Wishes) -> Wishes:
+        self._held[key] = (self._clock(), wishes)
+        self._held.move_to_end(key)
+        if len(self._held) > MAX_CONVERSATIONS:
+            self._held.popitem(last=False)
+        return wishes
+
+    async def _change(
+        self, tenant: str, conversation: str, change: Callable[[Wishes], Wishes], *, renew: bool = False
+    ) -> tuple[Wishes, bool]:
+        """The wishes after a change, and whether the store has them; with `renew` they are kept anyway."""
+        key = wishes_key(tenant, conversation)
+        async with self._alone(key):
+            known = await self._read(key)
+            wishes = change(known)
+            if wishes == known and not renew:
+                return wishes, self._records.in_use
+            saved = await self._records.keep(key, _to_fields(wishes), ttl_s=self._ttl_s)
+            return self._hold(key, wishes), saved
+
+    @asynccontextmanager
+    async def _alone(self, key: str) -> AsyncIterator[None]:
+        """Nobody else changes the record meanwhile; where no store lends a lease, nobody in this process."""
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        async with lock:
+            lease = await self._lease(lease_key(key))
+            try:
+                yield
+            finally:
+                if lease is not None:
+                    await self._records.release(lease)
+
+    async def _lease(self, key: str) -> Lease | None:
+        limit = self._clock() + 2 * TURN_S
+        while self._clock() < limit:
+            try:
+                lease = await self._records.acquire(key, TURN_S)
+            except StoreUnavailable:
+                return None
+            if lease is not None:
+                return lease
+            await asyncio.sleep(POLL_S)
+        return None

@@ -1,0 +1,130 @@
+"""The whole configuration, and what of it holds for one model."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import translate
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from pydantic import BaseModel
+
+from compaction_proxy.config.archive import ArchiveSection
+from compaction_proxy.config.recall import RecallSection
+from compaction_proxy.config.sections import (
+    CompactionSection,
+    ModelSection,
+    ObservabilitySection,
+    ServerSection,
+    SessionSection,
+    StoreSection,
+    SummarySection,
+)
+from compaction_proxy.config.types import STRICT
+from compaction_proxy.config.upstream import UpstreamSection
+from compaction_proxy.core.cost.price import Price
+
+Section = TypeVar("Section", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelSettings:
+    """What holds for one model, overrides applied. Built once per glob, so it is compared by identity.
+
+    Attributes:
+        window: Largest number of input tokens; None: learned, known, or the default.
+        reserve_output: Tokens set aside for the answer; None: the strategy's own.
+        alternation: `strict` where user and assistant messages must alternate.
+        compaction: When and how to compact.
+        summary: Who writes summaries.
+        prices: What it costs; None: as the table of prices knows it.
+        recall: How it gets at what was removed.
+        tools: Whether it takes tools; None: as its name says (`recall.offer.takes_tools`).
+    """
+
+    window: int | None
+    reserve_output: int | None
+    alternation: Literal["none", "strict"]
+    compaction: CompactionSection
+    summary: SummarySection
+    prices: Price | None = None
+    recall: RecallSection = field(default_factory=RecallSection)
+    tools: bool | None = None
+
+
+class GlobSettings(NamedTuple):
+    """What holds for the models that match a glob."""
+
+    glob: str
+    pattern: re.Pattern[str]
+    settings: ModelSettings
+
+
+class Config(BaseModel):
+    """Every section; a key that is not set has its default."""
+
+    model_config = STRICT
+    server: ServerSection = ServerSection()
+    """Where clients reach us."""
+    upstream: UpstreamSection = UpstreamSection()
+    """Where requests go."""
+    store: StoreSection = StoreSection()
+    """Where derived data is kept."""
+    session: SessionSection = SessionSection()
+    """How a conversation is recognised."""
+    compaction: CompactionSection = CompactionSection()
+    """When and how a conversation is compacted."""
+    summary: SummarySection = SummarySection()
+    """Who writes summaries."""
+    archive: ArchiveSection = ArchiveSection()
+    """How much of what was removed is kept."""
+    recall: RecallSection = RecallSection()
+    """How the model gets at what was removed."""
+    models: dict[str, ModelSection] = {}
+    """Settings by model: globs over the model's name, case matters, the first match wins."""
+    observability: ObservabilitySection = ObservabilitySection()
+    """What we say about ourselves."""
+
+    @cached_property
+    def by_glob(self) -> tuple[GlobSettings, ...]:
+        """What holds for each glob, in order; the last one matches every model."""
+        sections = {**self.models, "*": self.models.get("*", ModelSection())}
+        return tuple(
+            GlobSettings(glob, re.compile(translate(glob)), _settings(self, section))
+            for glob, section in sections.items()
+        )
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`, mapping by mapping."""
+    merged = dict(base)
+    for key, value in over.items():
+        nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if nested else value
+    return merged
+
+
+def _laid(base: Section, over: Section | None) -> Section:
+    """The section with the keys that `over` sets; a key nobody set stays unset."""
+    if over is None:
+        return base
+    merged = _merged(base.model_dump(exclude_unset=True), over.model_dump(exclude_unset=True))
+    return type(base).model_validate(merged)
+
+
+def _settings(config: Config, section: ModelSection) -> ModelSettings:
+    return ModelSettings(
+        window=section.window,
+        reserve_output=section.reserve_output,
+        alternation=section.alternation,
+        compaction=_laid(config.compaction, section.compaction),
+        summary=_laid(config.summary, section.summary),
+        prices=section.prices.price() if section.prices else None,
+        recall=_laid(config.recall, section.recall),
+        tools=section.tools,
+    )
+
+
+def for_model(config: Config, model: str) -> ModelSettings:
+    """What holds for the model of this name. Built once per glob, so that calling it per request is cheap."""
+    return next(row.settings for row in config.by_glob if row.pattern.match(model))

@@ -1,0 +1,57 @@
+"""A configuration that takes another's place while the proxy runs: what takes effect, and what waits."""
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from compaction_proxy.config.config import Config
+from compaction_proxy.config.keys import dotted, keys
+
+# What is only looked at when a process starts: sockets, deadlines, the store, and what is derived from them.
+AT_START = (
+    "server.host", "server.port", "server.unix_socket", "server.tls_certificate", "server.tls_key",
+    "server.secret", "server.previous_secrets", "server.workers", "server.accept_grace_s", "server.drain_s",
+    "server.max_inflight_bytes", "server.max_in_flight", "server.head_timeout_s", "server.body_timeout_s",
+    "server.send_timeout_s", "store", "archive", "upstream.engine", "observability",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a new configuration changes.
+
+    Attributes:
+        config: The one to run with: the new one, but for what has to wait.
+        changed: Keys that take effect, dotted.
+        waiting: Keys that take effect with the next start, dotted.
+    """
+
+    config: Config
+    changed: tuple[str, ...]
+    waiting: tuple[str, ...]
+
+
+def change(old: Config, new: Config) -> Change:
+    """The step from one configuration to another."""
+    names = [dotted(key.place) for key in keys() if _value(old, key.place) != _value(new, key.place)]
+    waiting = tuple(name for name in names if _waits(name))
+    changed = tuple(name for name in names if not _waits(name))
+    return Change(_kept(old, new, waiting), changed, waiting)
+
+
+def _value(config: Config, place: tuple[str | int, ...]) -> object:
+    return reduce(getattr, map(str, place), config)
+
+
+def _waits(name: str) -> bool:
+    return any(name == each or name.startswith(f"{each}.") for each in AT_START)
+
+
+def _kept(old: Config, new: Config, names: tuple[str, ...]) -> Config:
+    """The new configuration with the old values of these keys."""
+    sections: dict[str, Any] = {}
+    for name in names:
+        section, key = name.split(".", 1)
+        held = sections.get(section, getattr(new, section))
+        sections[section] = held.model_copy(update={key: getattr(getattr(old, section), key)})
+    return new.model_copy(update=sections) if sections else new

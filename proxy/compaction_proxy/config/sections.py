@@ -1,0 +1,285 @@
+"""The sections of the configuration: frozen models, every key with its unit and default.
+
+The names are a contract with users. A key of a later version is here already, at its neutral value only
+(`Only`), so that a file written for this version keeps loading.
+"""
+
+from difflib import get_close_matches
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, SecretStr, field_validator
+
+from compaction_proxy.config.prices import PricesSection
+from compaction_proxy.config.recall import RecallSection
+from compaction_proxy.config.strategies import StrategiesSection
+from compaction_proxy.config.types import (
+    STRICT,
+    BasePath,
+    Duration,
+    HeaderName,
+    HttpUrl,
+    HttpUrlIfAny,
+    Key,
+    Number,
+    Only,
+    Percent,
+    Positive,
+    Seconds,
+    SecondsOrNever,
+    StoreUrl,
+    Tenant,
+    seconds,
+)
+from compaction_proxy.core.strategies import DEFAULT, STRATEGIES, StandInRole
+from compaction_proxy.core.trigger import FIELDS
+
+SESSION_HEADERS = (
+    "x-session-id", "x-litellm-session-id", "helicone-session-id", "x-dynamo-session-id", "x-bf-session-id",
+    "x-claude-code-session-id", "x-opencode-session", "x-session-affinity", "x-openwebui-chat-id",
+    "x-conversation-id", "x-chat-id", "x-coder-chat-id", "x-kilocode-taskid", "x-mux-workspace-id",
+    "x-client-session-id", "x-interaction-id", "x-sm-conversation-id", "thread-id", "session-id",
+    "session_id", "conversation_id", "x-litellm-trace-id", "x-portkey-trace-id", "baggage",
+)  # fmt: skip
+# The smallest budget of bodies, in bytes: calls of our own tools must fit.
+MIN_INFLIGHT_BYTES = 1_048_576
+
+
+class ServerSection(BaseModel):
+    """Where clients reach us."""
+
+    model_config = STRICT
+    host: str = "127.0.0.1"
+    """Address to listen on; one that is not loopback should have an `admin_key`."""
+    port: Annotated[Number, Field(le=65_535)] = 4141
+    """TCP port; 0 takes a free one."""
+    unix_socket: str | None = None
+    """Path to listen on instead of host and port, for its owner and group; null: TCP."""
+    tls_certificate: str | None = None
+    """File of a certificate chain in PEM, to serve HTTPS; null: plain HTTP."""
+    tls_key: str | None = None
+    """File of its private key in PEM, without a password."""
+    base_path: BasePath = ""
+    """Prefix of our own paths (health, metrics, admin); empty: none."""
+    admin_key: Key = SecretStr("")
+    """Bearer key of the admin API and UI; empty: they answer on loopback only."""
+    secret: SecretStr = SecretStr("")
+    """Key of the digests that separate tenants; empty: made once and kept beside the store."""
+    previous_secrets: tuple[Key, ...] = ()
+    """Earlier values of `secret`: compaction items that were sealed with one of them are still opened."""
+    client_keys: tuple[Key, ...] = ()
+    """Keys of which clients must show one, as they would to the provider; empty: everybody is served."""
+    workers: Annotated[Positive, Field(le=64)] = 1
+    """Processes that share the port, 1 to 64; several need a store that they can share."""
+    accept_grace_s: Number | None = None
+    """Told to end, seconds in which requests are still accepted, unready; null: 5, on loopback 0."""
+    drain_s: Seconds = 120
+    """Longest time, in seconds, that requests under way get after that; what is left is cut."""
+    max_body_bytes: Positive = 67_108_864
+    """Largest decoded body, in bytes, of a request on a compacted path; a larger one is answered with 413."""
+    max_inflight_bytes: Annotated[Positive, Field(ge=MIN_INFLIGHT_BYTES)] | None = None
+    """Bytes of bodies that each process holds; more wait 5 s, then get 503. Null: as its memory allows."""
+    max_in_flight: Positive = 1_000
+    """Relayed requests that each process serves at once; one more waits 0.1 s for a place, then gets 503."""
+    head_timeout_s: Seconds = 15
+    """Longest time, in seconds, until a request's head has come; then the connection is closed."""
+    body_timeout_s: Seconds = 30
+    """Longest time, in seconds, in which less than 500 bytes a second of a body come; then it gets 408."""
+    keep_alive_s: SecondsOrNever = 0
+    """Seconds of silence after which an event stream gets a comment, for balancers that cut it; 0: never."""
+    send_timeout_s: Seconds = 60
+    """Longest time, in seconds, in which a client takes nothing of its answer; then it is cut off."""
+
+
+class StoreSection(BaseModel):
+    """Where derived data is kept: checkpoints, the archive and events."""
+
+    model_config = STRICT
+    url: StoreUrl | None = None
+    """`sqlite:///PATH`, `memory://` or a Redis URL; null: `$REDIS_URL`, else a file in `$XDG_DATA_HOME`."""
+    ttl: Duration = "30d"
+    """How long a record is kept after it was written: 90s, 15m, 12h, 30d."""
+    encryption_keys: tuple[SecretStr, ...] = ()
+    """Keys that seal records, newest first: 32 bytes in base64 (extra `crypto`). Empty: not sealed."""
+
+    @property
+    def ttl_s(self) -> float:
+        """`ttl` in seconds."""
+        return seconds(self.ttl)
+
+
+class SessionSection(BaseModel):
+    """How a conversation is recognised. Identity only locates; content decides."""
+
+    model_config = STRICT
+    headers: tuple[HeaderName, ...] = SESSION_HEADERS
+    """Request headers that may carry a session id; the first that is present wins."""
+    body_hints: bool = True
+    """Whether the body may name the session where no header does: `metadata.session_id` and the like."""
+    tenant: Tenant = "credential"
+    """What separates tenants: `credential`, `header:NAME` (set by a gateway that you trust), or `none`."""
+    fallback: Literal["content", "none"] = "content"
+    """Without any id: `content` finds the conversation by its messages, `none` does not look for it."""
+
+
+def _unless_false(value: object) -> object:
+    """A condition that is `false` is none."""
+    return None if value is False else value
+
+
+Switch = Annotated[bool | None, AfterValidator(_unless_false)]
+
+
+class TriggerRow(BaseModel):
+    """A condition for compacting; every field that is set must be reached. Rows are alternatives."""
+
+    model_config = STRICT
+    tokens: Number | None = None
+    """Tokens of the conversation as it would be forwarded."""
+    percent: Percent | None = None
+    """The same in percent of the usable window."""
+    percent_of_window: Percent | None = None
+    """The same in percent of the whole window."""
+    messages: Number | None = None
+    """Messages gained since the last round."""
+    turns: Number | None = None
+    """User messages gained since the last round."""
+    iterations: Number | None = None
+    """Assistant messages gained since the last round."""
+    price_tier: Switch = None
+    """`true`: just below the size above which the model costs more a token; if it never does, at usable."""
+    cost_optimal: Switch = None
+    """`true`: where the conversation costs least by growth and prices; at 75 percent where it is unknown."""
+    rework_tokens: Number | None = None
+    """What `cost_optimal` adds to the price of a round, in input tokens read once more; null: 40,000."""
+
+
+class KeepSection(BaseModel):
+    """What a round leaves as it is. Null: the strategy's own."""
+
+    model_config = STRICT
+    messages: Number | None = None
+    """Newest messages that stay."""
+    tail_tokens: Number | None = None
+    """Tokens of the newest messages that stay; where a strategy has a share of its own, at most that."""
+    user_tokens: Number | None = None
+    """Tokens of the ledger, which quotes what users said; `anchored` has one."""
+    tool_results: Number | None = None
+    """Newest tool results that are never masked; `anchored` masks."""
+
+
+def _rows(value: object) -> object:
+    """`trigger: 0` switches every trigger off, like an empty list."""
+    off = value == 0 and not isinstance(value, bool)
+    return () if off or value == "0" else value
+
+
+def _strategy(name: str) -> str:
+    """A strategy's name; the likely one is named where there is none of that name."""
+    if name not in STRATEGIES:
+        close = get_close_matches(name, STRATEGIES, n=1)
+        meant = f", did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"one of {', '.join(STRATEGIES)}{meant}")
+    return name
+
+
+class CompactionSection(BaseModel):
+    """When and how a conversation is compacted. Null: the strategy's own."""
+
+    model_config = STRICT
+    mode: Literal["active", "shadow", "bypass"] = "active"
+    """`active`; `shadow` plans and reports without a summary call; `bypass` relays only."""
+    strategy: Annotated[str, AfterValidator(_strategy)] = DEFAULT
+    """How to compact: one of the rows of `compaction.strategies`."""
+    trigger: Annotated[tuple[TriggerRow, ...] | None, BeforeValidator(_rows)] = None
+    """List of rows, any of which fires; 0 or an empty list: never by itself."""
+    target_tokens: Positive | None = None
+    """Tokens to shrink to; less than the trigger."""
+    background: bool | None = None
+    """Whether to summarise after the answer, ahead of need; null: `anchored` does."""
+    max_block_s: Seconds | None = None
+    """Longest time, in seconds, that a request waits for a summary."""
+    stand_in_role: StandInRole | None = None
+    """Role of the message that stands in for what was removed."""
+    recount: Literal["usage", "probe"] = "usage"
+    """What corrects estimates: the provider's `usage`; `probe` asks for it with a small request as well."""
+    counter: Literal["tiktoken", "characters"] = "tiktoken"
+    """How tokens are estimated; `characters` is a quarter of their number, far too low on dense text."""
+    on_disconnect: Literal["finish", "cancel"] = "finish"
+    """Whether a summary is finished and saved when the client that waited for it has left."""
+    keep: KeepSection = KeepSection()
+    """What stays."""
+    strategies: StrategiesSection = StrategiesSection()
+    """Fields of the strategies; a key above that is set beats them."""
+
+    @field_validator("trigger")
+    @classmethod
+    def _effective(cls, rows: tuple[TriggerRow, ...] | None) -> tuple[TriggerRow, ...] | None:
+        """Rows that can fire: a 0 switches its row off."""
+        filled = [{getattr(row, name) for name in FIELDS} - {None} for row in rows or ()]
+        if set() in filled:
+            raise ValueError("a row names at least one of " + ", ".join(FIELDS))
+        if any(row.rework_tokens is not None and not row.cost_optimal for row in rows or ()):
+            raise ValueError("rework_tokens means something beside cost_optimal only")
+        if rows is None:
+            return None
+        return tuple(row for row, values in zip(rows, filled, strict=True) if 0 not in values)
+
+
+class SummarySection(BaseModel):
+    """Who writes summaries. Null: the strategy's own."""
+
+    model_config = STRICT
+    model: Annotated[str, Field(min_length=1)] | None = None
+    """Summary model; null: a cheap one of the upstream's, for `full` the request's own (`same`); `none`."""
+    base_url: HttpUrl | None = None
+    """Base URL of its provider; null: the upstream's. Another origin needs an `api_key` of its own."""
+    wire: Literal["chat", "responses", "messages"] = "chat"
+    """What `base_url` speaks; without one a summary is asked for on the request's own wire."""
+    api_key: Key = SecretStr("")
+    """Key for summary calls; empty: that of the request."""
+    max_tokens: Positive | None = None
+    """Tokens that a summary may take."""
+    timeout_s: Seconds = 30
+    """Longest time for a summary call, in seconds."""
+    prompt_file: str | None = None
+    """File with instructions in place of the built-in ones."""
+    instructions: str = ""
+    """Text added to the instructions."""
+    input: Literal["transcript", "aligned"] | None = None
+    """What the summary model sees: a fenced `transcript`, or the conversation itself (`aligned`)."""
+    calls_per_hour: Number = 600
+    """Summary calls of a tenant an hour and process; one of over 100,000 tokens is several. 0: no bound."""
+
+
+class ModelSection(BaseModel):
+    """What differs for the models whose name matches; sections replace only the keys they name."""
+
+    model_config = STRICT
+    window: Positive | None = None
+    """Largest number of input tokens; null: learned, known, or 128,000."""
+    reserve_output: Number | None = None
+    """Tokens set aside for the answer; null: the strategy's own."""
+    alternation: Literal["none", "strict"] = "none"
+    """`strict` where user and assistant messages must alternate."""
+    tools: bool | None = None
+    """Whether it takes tools, for `recall.tool`; null: as its name says, or where a request has some."""
+    prices: PricesSection | None = None
+    """What its tokens cost (keys below); null: as the table of prices knows them."""
+    compaction: CompactionSection | None = None
+    """Keys of `compaction` for these models."""
+    summary: SummarySection | None = None
+    """Keys of `summary` for these models."""
+    recall: RecallSection | None = None
+    """Keys of `recall` for these models."""
+
+
+class ObservabilitySection(BaseModel):
+    """What we say about ourselves."""
+
+    model_config = STRICT
+    log_format: Literal["json", "console"] = "json"
+    """`json` is one object a line, `console` is for reading."""
+    trace_content: Annotated[bool, Only(value=False)] = False
+    """Whether message text may enter traces."""
+    otlp_endpoint: HttpUrlIfAny = ""
+    """Base URL of a collector for traces (OTLP over HTTP, extra `otel`); empty: that of `OTEL_…`, or none."""

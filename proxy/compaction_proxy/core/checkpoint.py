@@ -1,0 +1,280 @@
+"""Checkpoints: what a round replaced, and when it may stand for what a client sends.
+
+A checkpoint is found by the outline digest of the prefix it covers. Before it is applied, the exact digest
+must match too, or every difference must be a tool result that the client has since cleared or shortened.
+So a wrong, stale or shared identity is a miss, never a leak. Indices count non-privileged messages.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from compaction_proxy.core.digest import chain, message_digest, result_digest
+from compaction_proxy.core.message import Message, Span, latest_user
+
+PREFIX_BYTES = 32
+# Who wrote a summary that no model wrote.
+EXTRACT = "extract"
+# A result that the client has cleared may leave a notice of this many characters in its place.
+CLEARED_CHARACTERS = 256
+# A result that the client has shortened still begins with this many of its characters.
+HEAD_CHARACTERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A covered tool result, remembered well enough to know it again when it has been shortened.
+
+    Attributes:
+        index: Its index.
+        digest: The message's digest, 32 bytes.
+        outline: Its digest without the text, 32 bytes (`result_digest`).
+        head: SHA-256 of its first characters, 32 bytes.
+        characters: Length of its text.
+    """
+
+    index: int
+    digest: bytes
+    outline: bytes
+    head: bytes
+    characters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One round, immutable.
+
+    Attributes:
+        strategy: Name of the strategy that made it.
+        conversation: The conversation it was made in, `c_…`.
+        round: 1 for the first of a chain.
+        length: Number of messages that it covers or keeps: it speaks of `[0, length)`.
+        exact: Chained digest of those messages, 32 bytes.
+        results: The tool results among the covered ones.
+        spans: What is replaced, sorted and disjoint.
+        stand_ins: What each span is replaced by, in order.
+        summary: The text that was written, for the next round to integrate.
+        tokens_before: Calibrated size of the request that it was made for.
+        tokens_after: Calibrated size of what was forwarded instead.
+        listed: Number of messages that the client's list had then; counts of what it gains start here.
+        carried: Index of the user message whose text the stand-in carries; None if there is none.
+        rounds: The frozen records of a chain, by the length up to which each speaks; they are the first
+            stand-ins of their span.
+        writer: Name of the model that wrote the summary; `EXTRACT` if none did, empty if there is none.
+        edited: Indices of messages that stay where they are, shortened.
+        names: The `name` of each message in `[0, length)` that had one, by its index. None in records of
+            version 0.1, which stand for messages of the same names only.
+    """
+
+    strategy: str
+    conversation: str
+    round: int
+    length: int
+    exact: bytes
+    results: tuple[Result, ...]
+    spans: tuple[Span, ...]
+    stand_ins: tuple[tuple[Message, ...], ...]
+    summary: str
+    tokens_before: int
+    tokens_after: int
+    listed: int = 0
+    carried: int | None = None
+    rounds: tuple[int, ...] = ()
+    writer: str = ""
+    edited: frozenset[int] = frozenset()
+    names: tuple[tuple[int, str], ...] | None = None
+
+    def covers(self, index: int) -> bool:
+        """Whether something stands in for the message at `index`, be it the message itself, shortened."""
+        return any(span.start <= index < span.stop for span in self.spans)
+
+    @property
+    def pieces(self) -> tuple[tuple[Span, tuple[Message, ...]], ...]:
+        """Each span with what stands in for it."""
+        return tuple(zip(self.spans, self.stand_ins, strict=True))
+
+    @property
+    def edits(self) -> dict[int, Message]:
+        """The shortened messages, by index; all other covered messages are gone."""
+        return {span.start: put[0] for span, put in self.pieces if span.start in self.edited}
+
+    @property
+    def gone(self) -> frozenset[int]:
+        """Indices of the messages that are not in the effective list in any form."""
+        return frozenset(
+            index
+            for span in self.spans
+            if span.start not in self.edited
+            for index in range(span.start, span.stop)
+        )
+
+
+def _head(text: str) -> bytes:
+    return hashlib.sha256(text[:HEAD_CHARACTERS].encode("utf-8", "surrogatepass")).digest()
+
+
+def place(prefix: bytes, exact: bytes, spans: Iterable[Span], variant: str = "") -> bytes:
+    """Where a checkpoint is kept: the prefix digest that finds it, then what makes it this one; 64 bytes.
+
+    Two lists can share an outline and still differ in the text of a tool result, or in which user message was
+    their latest: they have checkpoints of their own. So have several ways to replace the same spans, told
+    apart by `variant`.
+    """
+    edges = ",".join(f"{span.start}-{span.stop}" for span in spans) + (f"/{variant}" if variant else "")
+    return prefix + hashlib.sha256(exact + edges.encode()).digest()
+
+
+def found_by(place: bytes) -> bytes:
+    """The prefix digest in a place."""
+    return place[:PREFIX_BYTES]
+
+
+def exact_digest(messages: Iterable[Message]) -> bytes:
+    """Chained digest of all the messages given, 32 bytes."""
+    return _chained(tuple([message.digest for message in messages]))
+
+
+def covered_results(messages: Sequence[Message], spans: Iterable[Span]) -> tuple[Result, ...]:
+    """What to remember of the tool results inside the spans."""
+    return tuple(
+        _remembered(index, messages[index])
+        for span in spans
+        for index in range(span.start, span.stop)
+        if messages[index].answers
+    )
+
+
+def participant_names(messages: Iterable[Message]) -> tuple[tuple[int, str], ...]:
+    """The `name` of each message that has one, by its index."""
+    return tuple((index, message.name) for index, message in enumerate(messages) if message.name)
+
+
+def _remembered(index: int, message: Message) -> Result:
+    return Result(index, message.digest, result_digest(message), _head(message.text), len(message.text))
+
+
+def _known(result: Result, message: Message) -> bool:
+    """Whether the message is the remembered result, cleared or shortened."""
+    if result_digest(message) != result.outline:
+        return False
+    characters = len(message.text)
+    return characters < result.characters and (
+        characters <= CLEARED_CHARACTERS or _head(message.text) == result.head
+    )
+
+
+def _same_prefix(checkpoint: Checkpoint, messages: Sequence[Message], *, shortened: bool) -> bool:
+    """Whether the covered prefix is the one that the checkpoint was made of."""
+    possible = _possible_prefixes(checkpoint, messages)
+    return any(_is_covered(checkpoint, covered, shortened=shortened) for covered in possible)
+
+
+def _is_covered(checkpoint: Checkpoint, covered: Sequence[Message], *, shortened: bool) -> bool:
+    digests = [message.digest for message in covered]
+    for result in checkpoint.results:
+        if 0 <= result.index < len(digests) and digests[result.index] != result.digest:
+            if not (shortened and _known(result, covered[result.index])):
+                return False
+            digests[result.index] = result.digest
+    return _chained(tuple(digests)) == checkpoint.exact
+
+
+def _possible_prefixes(checkpoint: Checkpoint, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    """The covered prefix with the names that it has, and then, where these differ, with those that it had.
+
+    A name that only one of the two sides has makes no difference.
+    """
+    covered = list(messages[: checkpoint.length])
+    yield covered
+    if checkpoint.names is None:
+        return
+    names = dict(checkpoint.names)
+    renamed = [_renamed(message, names.get(index, "")) for index, message in enumerate(covered)]
+    if any(one is not other for one, other in zip(covered, renamed, strict=True)):
+        yield renamed
+
+
+def _renamed(message: Message, name: str) -> Message:
+    """The message under the name that it had, where it had or has none; else the message."""
+    if name == message.name or (name and message.name):
+        return message
+    made = replace(message, name=name)
+    return replace(made, digest=message_digest(made))
+
+
+@lru_cache(maxsize=256)  # a round asks several times, and each request of its conversation again
+def _chained(digests: tuple[bytes, ...]) -> bytes:
+    return chain(digests)[-1]
+
+
+def _parts_a_unit(messages: Sequence[Message], at: int) -> bool:
+    """Whether an edge before `at` would part calls from answers that directly follow them."""
+    if not 0 < at < len(messages) or not messages[at].answers:
+        return False
+    before = at - 1
+    while before > 0 and messages[before].answers and not messages[before].calls:
+        before -= 1
+    return bool(messages[before].calls)
+
+
+def stands(checkpoint: Checkpoint, messages: Sequence[Message], conversation: str | None = None) -> bool:
+    """Whether a checkpoint may be applied to these non-privileged messages.
+
+    It may if it covers their prefix and not their latest user message, which is never hidden from the model:
+    it stays in its place, or its text is carried by the stand-in. A result that is shorter than the one
+    remembered is taken for cleared in the checkpoint's own conversation only: under another id that the
+    client gave, it is another result.
+    """
+    if not 0 < checkpoint.length <= len(messages):
+        return False
+    latest = latest_user(messages)
+    if latest is not None and checkpoint.covers(latest) and latest != checkpoint.carried:
+        return False
+    end = max((span.stop for span in checkpoint.spans if span.start not in checkpoint.edited), default=0)
+    if _parts_a_unit(messages, end):  # a further result of a call that is gone
+        return False
+    return _same_prefix(checkpoint, messages, shortened=conversation in {None, checkpoint.conversation})
+
+
+def current(checkpoint: Checkpoint, messages: Sequence[Message]) -> Checkpoint:
+    """The checkpoint without what it shortened and the client has since shortened itself."""
+    made_of = {result.index: result.digest for result in checkpoint.results}
+    possible = list(_possible_prefixes(checkpoint, messages))
+    masked = checkpoint.edited & made_of.keys()
+    changed = {k for k in masked if all(each[k].digest != made_of[k] for each in possible)}
+    if not changed:
+        return checkpoint
+    pieces = [(span, put) for span, put in checkpoint.pieces if span.start not in changed]
+    return replace(
+        checkpoint,
+        spans=tuple(span for span, _ in pieces),
+        stand_ins=tuple(put for _, put in pieces),
+        edited=checkpoint.edited - changed,
+    )
+
+
+def deepest(
+    found: Iterable[Checkpoint | None], messages: Sequence[Message], conversation: str | None = None
+) -> Checkpoint | None:
+    """The checkpoint that covers most and may be applied; of several, what a model wrote at last.
+
+    Args:
+        found: Checkpoints that may stand for the messages.
+        messages: The non-privileged messages of a request.
+        conversation: The id that its client gave, if any.
+    """
+    best: Checkpoint | None = None
+    for each in sorted((each for each in found if each), key=_rank, reverse=True):
+        if best is not None and _rank(each)[:-1] != _rank(best)[:-1]:
+            break
+        if stands(each, messages, conversation):
+            fitting = current(each, messages)
+            best = fitting if best is None else max(best, fitting, key=_rank)
+    return best
+
+
+def _rank(checkpoint: Checkpoint) -> tuple[int, int, bool, int]:
+    """How far a checkpoint leads: what it covers, its round, who wrote it, and how much it replaces."""
+    spans = len(checkpoint.spans)
+    return checkpoint.length, checkpoint.round, checkpoint.writer != EXTRACT, spans

@@ -1,0 +1,1 @@
+"""What requests and rounds cost, and what rounds save."""

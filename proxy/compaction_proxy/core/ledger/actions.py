@@ -1,0 +1,528 @@
+"""What calls of tools did: their key arguments, whether they change anything, and how they ended.
+
+A call counts as a write by the verb in the tool's name, or by the form of what it sends: a shell command, an
+HTTP method, SQL. Arguments and results come from models and tools and may be hostile. Only short values of
+arguments are quoted, and of a result only what tells how the call ended, each on one harmless line.
+"""
+
+# ruff: noqa: SIM905 - words as one text are easier to keep
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+from typing import NamedTuple
+
+from compaction_proxy.core.json_bounds import MAX_CHARACTERS, read_json
+from compaction_proxy.core.ledger.facts import (
+    COMMAND_CHARACTERS,
+    ERROR_CHARACTERS,
+    find_error,
+    looked_at,
+    one_line,
+)
+from compaction_proxy.core.message import Call
+from compaction_proxy.core.sanitize import defanged, visible
+from compaction_proxy.core.summary.injection import orders
+
+# What of one call is quoted: values, and characters of each.
+MAX_ARGUMENTS, ARGUMENT_CHARACTERS = 40, 60
+# What one line tells of calls of one tool with one thing, beside the newest of them, in characters.
+LINE_CHARACTERS = 320
+# Characters of a name, and of a shell command, by which a call is judged.
+MAX_NAME_CHARACTERS, SHELL_CHARACTERS = 60, 2_000
+# A shorter line of an edit tells nothing, in characters; and HTTP's statuses from here on are errors.
+LEAST_LINE, HTTP_ERROR = 3, 400
+# What stands between two of them.
+SEPARATOR_CHARACTERS = len(";  → ")
+# Levels of nested arguments that are read.
+MAX_DEPTH = 6
+# Where in a result a program tells how it ended, in characters from either end.
+HEAD_CHARACTERS, TAIL_CHARACTERS = 400, 1_500
+# In a result as short as this an exception is not only quoted from a file, in characters.
+SHORT_CHARACTERS = 600
+# Quoted of a result that says more than that the call succeeded, in characters.
+RESULT_CHARACTERS = 60
+
+DONE = "done"
+NO_RESULT = "no result"
+
+_WRITE_VERBS = frozenset(
+    "accept activate add adjust append apply approve archive assign authorize begin block book buy call "
+    "cancel change charge clear close comment commit confirm contact copy cp create decline delete "
+    "deploy deposit disable downgrade drop edit email enable end exchange fill follow forward fund "
+    "grant insert install invite issue kill like lock log make mark mention merge message mkdir modify "
+    "move mv notify open order overwrite park pause pay place post press publish purchase push put "
+    "redeem refund register reject release remove rename replace reply report request reschedule "
+    "reserve reset resolve restart restore resume retweet return revert revoke rm rmdir save schedule "
+    "sell send set share ship sign sort start stop store str submit subscribe swap tag terminate toggle "
+    "touch transfer tweet undo unfollow uninstall unlock unsubscribe update upgrade upload withdraw "
+    "write".split()
+)
+_READ_VERBS = frozenset(
+    "analyze ask authenticate browse calculate cat cd check compare compute convert count describe diff "
+    "display download du echo estimate explain fetch find get glob grep head inspect list load login "
+    "look lookup ls measure navigate peek ping preview pwd query read retrieve scan search see select "
+    "show stat status summarize tail think tree verify view wait wc".split()
+)
+# Words in front of a verb or behind it that make a write of nothing: `get_order`, but `open` of a file.
+_READS_FILES = frozenset({"open", "log", "sort"})
+_NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_SUBCOMMANDS = frozenset({"command", "action", "operation", "type", "mode"})
+_METHOD_KEYS = frozenset({"method", "http_method"})
+_SHELL_KEYS = frozenset({"command", "cmd", "script", "shell", "bash_command", "code"})
+_SQL_KEYS = frozenset({"sql", "query", "statement"})
+_SQL_WRITE = re.compile(
+    r"\s*(?:insert|update|delete|create|alter|drop|merge|truncate|replace|grant|revoke)\b", re.IGNORECASE
+)
+_SQL_READ = re.compile(r"\s*(?:select|with|explain|show)\b", re.IGNORECASE)
+_METHOD_WRITES = frozenset({"post", "put", "patch", "delete"})
+_METHOD_READS = frozenset({"get", "head", "options"})
+_SHELL_TOOL = re.compile(r"bash|shell|terminal|command|exec|^run|^sh$|^cmd$|console", re.IGNORECASE)
+_SHELL_WRITE = re.compile(
+    r"(?:^|[;&|(\n]|\bsudo|\bxargs)\s*(?:rm|mv|cp|mkdir|rmdir|touch|ln|tee|dd|chmod|chown|kill|pkill|patch|truncate|"
+    r"sed\s+-i|perl\s+-\w*i|git\s+(?:-\S+\s+\S+\s+)?(?:add|commit|push|merge|rebase|reset|checkout|switch|"
+    r"restore|revert|cherry-pick|tag|stash|apply|am|rm|mv|pull|clone|init)|"
+    r"gh\s+\w+\s+(?:create|merge|close|edit|comment|delete)|"
+    r"(?:npm|pnpm|yarn|pip3?|uv|cargo|apt(?:-get)?|brew|gem|go|poetry|conda)\s+(?:pip\s+)?"
+    r"(?:install|i|add|remove|uninstall|publish|update|upgrade|get|ci)|"
+    r"(?:kubectl|helm|terraform|docker(?:\s+compose)?|systemctl)\s+(?:apply|delete|create|install|upgrade|"
+    r"destroy|run|up|down|start|stop|restart|push|rm|kill|enable|disable|scale|rollout|edit|patch)|"
+    r"(?:npm|pnpm|yarn)\s+run\s+(?:publish|release|deploy|version)|"
+    r"edit|create|insert|append|apply_patch|submit|"
+    r"curl\b[^;&|\n]{0,300}?(?:-X\s*|--request[ =])(?:POST|PUT|PATCH|DELETE))\b"
+    r"|(?<![>&\d=-])>>?\s*(?!&|/dev/)[\w~./\"'$-]"
+)
+_SHELL_READ = re.compile(
+    r"\s*(?:(?:cat|less|head|tail|ls|grep|egrep|rg|find|fd|wc|pwd|cd|export|set|source|echo|which|type|file|stat|"
+    r"du|df|tree|env|sed\s+-n|awk|sort|uniq|cut|tr|diff|date|whoami|ps|true|goto|open|scroll_\w+|search_\w+|"
+    r"find_file|git\s+(?:-\S+\s+\S+\s+)?(?:status|log|diff|show|branch|blame|ls-files|grep|remote|rev-parse))\b|"
+    r"\d?>|Q?\s*\Z)"
+)
+# What a shell takes for one word, and what parts its commands.
+_SHELL_QUOTED = re.compile(r"\"(?:[^\"\\]|\\.){0,2000}+\"|'[^']{0,2000}+'")
+_SHELL_PART = re.compile(r"&&|\|\||[;|\n]")
+# Commands that run what they are given in quotes.
+_SHELL_RUNS = re.compile(r"(?:^|\s)(?:-l?c|ssh|eval)\s")
+_EXIT = re.compile(
+    r"\b(?:exit(?:ed with)?(?: code| status)?|return ?code|exitCode)\"?[:= ]{1,3}(-?\d{1,3})\b", re.IGNORECASE
+)
+_FAILED_TEST = re.compile(
+    r"^[^\n]{0,20}\b(?:FAILED|FAIL:?|✗|✕|not ok|--- FAIL:)[ \t]+(?=\S{0,200}[\w./])[^\n]{1,120}", re.MULTILINE
+)
+_TEST_COUNTS = re.compile(
+    r"\b\d{1,6} (?:failed|failing|failures?|passed|passing|errors?)\b[^\n]{0,60}|\btest result: [^\n]{1,60}|"
+    r"^OK \([^\n]{1,40}\)|^FAILED \([^\n]{1,40}\)", re.MULTILINE
+)  # fmt: skip
+_SOME_FAILED = re.compile(r"\b[1-9]\d* (?:failed|failing|failures?|errors?)\b|FAILED|test result: FAIL")
+_RAISED = re.compile(r"^[ \t]*[A-Za-z_][\w.]{0,80}(?:Error|Exception)(?::[^\n]{0,160}|[ \t]*$)", re.MULTILINE)
+_STARTS_WITH_ERROR = re.compile(
+    r"\W{0,3}(?:tool |api |an )?(?:errors?\b|failed\b|failure\b|exception\b|traceback\b|fatal\b|invalid\b|"
+    r"denied\b|unable to\b|cannot\b|could not\b|[\w./]{1,60}(?:error|exception)\b|no replacement was|"
+    r"command not found|wrong\b)", re.IGNORECASE
+)  # fmt: skip
+_ERROR_KEYS = ("error", "errors", "exception", "error_message")
+_STATUS_KEYS = ("status", "result", "state", "outcome")
+_FAILING = frozenset({"error", "failed", "failure", "fail", "denied", "rejected", "invalid", "unsuccessful"})
+_TOLD_KEYS = ("id", "status", "order_id", "ticket_id", "booking_id", "reservation_id", "confirmation")
+_ID = re.compile(r"(?=\D{0,40}\d)[\w.-]{2,40}")
+# Arguments whose values say themselves what they are.
+_PATH_KEYS = frozenset({"path", "file", "file_path", "filepath", "filename", "file_name", "target_file"})
+_OLD_KEY = re.compile(r"old(?:_?(?:str|string|text|content|code))?\Z", re.IGNORECASE)
+_NEW_KEY = re.compile(r"new(?:_?(?:str|string|text|content|code))?\Z", re.IGNORECASE)
+_BULKY = frozenset(
+    {
+        "content",
+        "contents",
+        "file_text",
+        "text",
+        "body",
+        "input",
+        "patch",
+        "diff",
+        "code",
+        "thought",
+        "reason",
+    }
+)
+
+
+class Effect(StrEnum):
+    """What a call does to the world."""
+
+    WRITE = "write"
+    READ = "read"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One call of a tool, and how it ended.
+
+    Attributes:
+        tool: The tool's name.
+        arguments: Its key arguments as name and value; values that repeat are left out.
+        outcome: `done`, what the result tells in short, or the error, on one line.
+        effect: Whether it changes something, surely only reads, or neither is known.
+        has_failed: Whether it ended with an error.
+        has_result: Whether anything answered it.
+    """
+
+    tool: str
+    arguments: tuple[tuple[str, str], ...]
+    outcome: str
+    effect: Effect
+    has_failed: bool
+    has_result: bool = True
+
+    @property
+    def is_write(self) -> bool:
+        """Whether it changes something."""
+        return self.effect is Effect.WRITE
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it surely only reads."""
+        return self.effect is Effect.READ
+
+    @property
+    def target(self) -> tuple[str, str]:
+        """What tells two calls of different things apart: the tool, and its first argument."""
+        return self.tool, self.arguments[0][1] if self.arguments else ""
+
+
+def read_action(call: Call, result: str | None) -> Action:
+    """Returns what a call did.
+
+    Args:
+        call: The call.
+        result: The text of its result; None where nothing has answered it.
+    """
+    given = read_json(call.arguments)
+    arguments = given if isinstance(given, dict) else {}
+    command = _find_command(call, arguments)
+    effect = _judge_command(command) if command else _judge_call(call, arguments)
+    outcome, has_failed = NO_RESULT, False
+    if result is not None:
+        outcome, has_failed = _read_result(visible(looked_at(result)).strip(), command, effect)
+    if orders(outcome):
+        outcome = "failed" if has_failed else DONE
+    if command:
+        shown = list(_quote_command(command))
+    elif arguments:
+        shown = list(islice(_find_key_arguments(arguments), MAX_ARGUMENTS))
+    else:
+        shown = [("", text) for text in [_shorten(call.arguments)] if text and text not in {"{}", "[]"}]
+    tool = one_line(call.name, ARGUMENT_CHARACTERS)
+    return Action(tool, tuple(shown), outcome, effect, has_failed, result is not None)
+
+
+def split_name(name: str) -> list[str]:
+    """Returns the words of a tool's name, in lower case."""
+    return [word.lower() for word in _NAME_WORD.findall(name)]
+
+
+def _find_command(call: Call, arguments: Mapping[str, object]) -> str:
+    """Returns the shell command that a call runs; "" for none."""
+    for key, value in arguments.items():
+        if key.lower() not in _SHELL_KEYS:
+            continue
+        if isinstance(value, list):
+            return " ".join(str(each) for each in value[:40] if isinstance(each, str))
+        if isinstance(value, str) and ("path" not in arguments or _SHELL_TOOL.search(call.name)):
+            return value
+    return ""
+
+
+def _judge_command(command: str) -> Effect:
+    """What a shell command does: it only reads where all its parts do."""
+    head = command[:SHELL_CHARACTERS]
+    plain = head if _SHELL_RUNS.search(head) else _SHELL_QUOTED.sub("Q", head)
+    if _SHELL_WRITE.search(plain):
+        return Effect.WRITE
+    return Effect.READ if all(map(_SHELL_READ.match, _SHELL_PART.split(plain))) else Effect.UNKNOWN
+
+
+def _judge_call(call: Call, arguments: Mapping[str, object]) -> Effect:
+    """What a call does, by the form of what it sends, and else by the tool's name."""
+    for key, value in arguments.items():
+        if isinstance(value, str) and (effect := _judge_argument(key.lower(), value)) is not Effect.UNKNOWN:
+            return effect
+    for word in split_name(call.name[:MAX_NAME_CHARACTERS]):
+        if word in _READ_VERBS or (word in _READS_FILES and "path" in arguments):
+            return Effect.READ
+        if word in _WRITE_VERBS:
+            return Effect.WRITE
+    return Effect.UNKNOWN
+
+
+def _judge_argument(key: str, value: str) -> Effect:
+    """What an argument shows: the verb of a tool with several, an HTTP method, or SQL."""
+    verb = next(iter(split_name(value[:MAX_NAME_CHARACTERS])), "")
+    reads = (key in _SUBCOMMANDS and verb in _READ_VERBS) or (key in _METHOD_KEYS and verb in _METHOD_READS)
+    writes = (key in _SUBCOMMANDS and verb in _WRITE_VERBS) or (
+        key in _METHOD_KEYS and verb in _METHOD_WRITES
+    )
+    if writes or (key in _SQL_KEYS and _SQL_WRITE.match(value)):
+        return Effect.WRITE
+    return Effect.READ if reads or (key in _SQL_KEYS and _SQL_READ.match(value)) else Effect.UNKNOWN
+
+
+def _list_values(name: str, value: object, depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Leaves of arguments, each with the name of the top-level argument it stands in."""
+    if isinstance(value, Mapping):
+        for inner in value.values() if depth < MAX_DEPTH else ():
+            yield from _list_values(name, inner, depth + 1)
+    elif isinstance(value, list):
+        for inner in value if depth < MAX_DEPTH else ():
+            yield from _list_values(name, inner, depth + 1)
+    elif isinstance(value, str):
+        yield name, value
+    elif value is not None:
+        yield name, json.dumps(value)
+
+
+def _shorten(value: str) -> str:
+    """A value as it may be quoted; "" where it is a text that says too much."""
+    value = visible(value[:MAX_CHARACTERS])
+    text = one_line(value, ARGUMENT_CHARACTERS + 1)
+    if len(value) > ARGUMENT_CHARACTERS and " " not in value.strip() and "\n" not in value.strip():
+        return one_line(value, 2 * ARGUMENT_CHARACTERS)
+    if len(text) > ARGUMENT_CHARACTERS:
+        text = text[: ARGUMENT_CHARACTERS - 1].rstrip() + "…"
+    return "" if " " in text and orders(text) else text
+
+
+def _quote_command(command: str) -> Iterator[tuple[str, str]]:
+    line = one_line(visible(command[:MAX_CHARACTERS]).strip().partition("\n")[0], COMMAND_CHARACTERS)
+    if not orders(line):
+        yield "", line
+
+
+def _find_key_arguments(arguments: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Names and short values of arguments; of an edit what it changes, and nothing of a whole file."""
+    known: set[str] = set()
+    for key, value in arguments.items():
+        if _OLD_KEY.match(key) or _NEW_KEY.match(key) or key.lower() in _BULKY:
+            continue
+        label = "" if " " in key else one_line(key, MAX_NAME_CHARACTERS)
+        for name, leaf in _list_values(label, value):
+            text = _shorten(leaf)
+            if text and (text not in known or not isinstance(value, dict | list)):
+                known.add(text)
+                yield name, text
+    if change := _find_change(arguments):
+        yield "", change
+
+
+def _find_change(arguments: Mapping[str, object]) -> str:
+    """The first line that an edit adds, or the first that it takes out; "" for none."""
+    old = next((v for k, v in arguments.items() if _OLD_KEY.match(k) and isinstance(v, str)), "")
+    new = next((v for k, v in arguments.items() if _NEW_KEY.match(k) and isinstance(v, str)), "")
+    if added := _find_new_line(new, old):
+        return _shorten(f"+ {added}")
+    return _shorten(f"- {gone}") if (gone := _find_new_line(old, new)) else ""
+
+
+def _find_new_line(text: str, other: str) -> str:
+    """The first line that one text has and another has not; "" for none."""
+    known = frozenset(line.strip() for line in other[:MAX_CHARACTERS].splitlines())
+    lines = (line.strip() for line in text[:MAX_CHARACTERS].splitlines())
+    return next((line for line in lines if len(line) >= LEAST_LINE and line not in known), "")
+
+
+def _read_result(text: str, command: str, effect: Effect) -> tuple[str, bool]:
+    """How a call ended, in short, and whether it failed."""
+    held = None if command and effect is Effect.READ else read_json(text)
+    if isinstance(held, dict):
+        failure = _find_json_failure(held)
+        keys = () if effect is Effect.READ else _TOLD_KEYS
+        told = next(((key, held[key]) for key in keys if isinstance(held.get(key), str | int)), None)
+        success = one_line(f"{DONE}, {told[0]} {told[1]}", RESULT_CHARACTERS) if told else DONE
+    else:
+        failure = _find_failure(text, command, effect)
+        counts = _TEST_COUNTS.findall(text[-TAIL_CHARACTERS:]) if command else []
+        is_value = 0 < len(text) <= RESULT_CHARACTERS // 2 and " " not in text
+        success = one_line(counts[-1] if counts else text, RESULT_CHARACTERS) if counts or is_value else DONE
+    return (one_line(failure, ERROR_CHARACTERS), True) if failure else (success, False)
+
+
+def _find_failure(text: str, command: str, effect: Effect) -> str:
+    """What a result tells of a failure; "" for none."""
+    head, tail = text[:HEAD_CHARACTERS], text[-TAIL_CHARACTERS:]
+    found = _EXIT.search(tail) or _EXIT.search(head)
+    number = found.group(1) if found else "0"
+    # Programs that search end with 1 where nothing was found.
+    code = f"exit code {number}" if number != "0" and not (number == "1" and effect is Effect.READ) else ""
+    if command and (code or effect is not Effect.READ) and (told := _find_failed_test(tail)):
+        return f"{code}; {told}" if code else told
+    if code:
+        return "; ".join(filter(None, [code, find_error(tail)]))
+    if "Traceback" in text and (command or len(text) <= SHORT_CHARACTERS) and (raised := _find_raised(tail)):
+        return raised
+    if _STARTS_WITH_ERROR.match(head) and not (effect is Effect.READ and len(text) > TAIL_CHARACTERS):
+        first = head.partition("\n")[0].rstrip()
+        return " ".join(head.split()) if first.endswith(":") else first
+    return _find_raised(text) if effect is not Effect.READ and len(text) <= SHORT_CHARACTERS else ""
+
+
+def _find_failed_test(tail: str) -> str:
+    """The test that failed, or how many did; "" for none."""
+    counts = _TEST_COUNTS.findall(tail)
+    if not counts or not (_SOME_FAILED.search(counts[-1]) or _FAILED_TEST.search(tail)):
+        return ""
+    failed = _FAILED_TEST.search(tail)
+    return failed.group().strip() if failed else str(counts[-1])
+
+
+def _find_raised(text: str) -> str:
+    """The last line of a text that names an exception, from its name on; "" for none."""
+    found = [each.group() for each in _RAISED.finditer(text)]
+    return one_line(found[-1], ERROR_CHARACTERS) if found else ""
+
+
+def _find_json_failure(held: Mapping[str, object]) -> str:
+    """What a result that is a JSON object tells of a failure; "" for none."""
+    for key in _ERROR_KEYS:
+        if value := held.get(key):
+            message = value.get("message") if isinstance(value, Mapping) else value
+            return f"error: {message}" if isinstance(message, str) else "error"
+    if held.get("success") is False or held.get("ok") is False:
+        return f"failed: {held['message']}" if isinstance(held.get("message"), str) else "failed"
+    for key in _STATUS_KEYS:
+        if str(held.get(key, "")).lower() in _FAILING:
+            return f"{key} {held[key]}"
+    code = held.get("status_code", 0)
+    if isinstance(code, int) and code >= HTTP_ERROR:
+        return f"status code {code}"
+    return f"exit code {held['exit_code']}" if held.get("exit_code") not in (None, 0) else ""
+
+
+class ActionLine(NamedTuple):
+    """What is told of calls of one tool with one thing.
+
+    Attributes:
+        at: Index of the newest of them.
+        text: All that is told.
+        short: Which tool, which thing, and how the newest ended.
+        has_failed: Whether none of them has succeeded.
+    """
+
+    at: int
+    text: str
+    short: str
+    has_failed: bool
+
+
+def describe_actions(
+    actions: Sequence[tuple[int, Action]], characters: int = LINE_CHARACTERS
+) -> Iterator[ActionLine]:
+    """Yields lines that tell of calls: first what has succeeded, then what has not, each the newest first.
+
+    Calls of one tool with one thing make one line: what they share stands once, and behind it what each had
+    of its own and how it ended, the newest last.
+
+    Args:
+        actions: The calls, each with the index of its message.
+        characters: Size of a line, which may be exceeded by what its newest call was given.
+    """
+    for group in _group_calls(actions):
+        calls = tuple(action for _, action in group)
+        text = _describe(calls, characters)
+        yield ActionLine(
+            group[-1][0], text, describe_briefly(calls[-1]), all(each.has_failed for each in calls)
+        )
+
+
+def list_actions(actions: Sequence[tuple[int, Action]], characters: int) -> Iterator[str]:
+    """Yields one list item for all calls of one tool with one thing, in the order of `describe_actions`.
+
+    Args:
+        actions: The calls, each with the index of its message.
+        characters: Room for all items. An item is short where the whole one leaves too little for those
+            behind it, of which the short forms may take half of the room. One with the values that have a
+            digit, such as ids, stands between the two. The last items may exceed it.
+    """
+    groups = [tuple(action for _, action in group) for group in _group_calls(actions)]
+    briefs = [f"- {defanged(describe_briefly(calls[-1]))}" for calls in groups]
+    rest = sum(len(brief) + 1 for brief in briefs)
+    for calls, brief in zip(groups, briefs, strict=True):
+        rest -= len(brief) + 1
+        most = characters - min(rest, max(0, characters) // 2) - 1
+        whole = f"- {defanged(_describe(calls, most - len('- ')))}"
+        line = next(
+            (each for each in (whole, f"- {defanged(_describe_by_ids(calls[-1]))}") if len(each) <= most),
+            brief,
+        )
+        characters -= len(line) + 1
+        yield line
+
+
+def _group_calls(actions: Sequence[tuple[int, Action]]) -> list[list[tuple[int, Action]]]:
+    """Calls of one tool with one thing together: first what has succeeded, each the newest first."""
+    groups: dict[tuple[str, str], list[tuple[int, Action]]] = {}
+    for at, action in actions:
+        groups.setdefault(action.target, []).append((at, action))
+    newest_first = sorted(groups.values(), key=lambda group: -group[-1][0])
+    return sorted(newest_first, key=lambda group: all(each.has_failed for _, each in group))
+
+
+def describe_briefly(action: Action) -> str:
+    """Returns which tool did something with which thing, and how it ended."""
+    return " ".join(filter(None, [*action.target, "→", action.outcome]))
+
+
+def _describe_by_ids(action: Action) -> str:
+    """Which tool did something with which things, by their values alone, and how it ended."""
+    ids = [value for _, value in action.arguments[1:] if _ID.fullmatch(value)]
+    return " ".join(filter(None, [*action.target, *dict.fromkeys(ids), "→", action.outcome]))
+
+
+def _describe(group: Sequence[Action], characters: int) -> str:
+    given = [_group_by_name(each.arguments) for each in group]
+    shared = [name for name in given[0] if all(each.get(name) == given[0][name] for each in given)]
+    start = " ".join(
+        filter(None, [group[0].tool, _describe_arguments({name: given[0][name] for name in shared})])
+    )
+    runs: dict[tuple[str, str], bool] = {}
+    for action, each in zip(group, given, strict=True):
+        own = _describe_arguments({name: values for name, values in each.items() if name not in shared})
+        runs.pop((own, action.outcome), None)
+        runs[own, action.outcome] = action.has_failed
+    room, kept = characters - len(start), set[tuple[str, str]]()
+    newest_first = list(runs)[::-1]
+    for run in sorted(newest_first, key=runs.__getitem__):
+        size = sum(map(len, run)) + SEPARATOR_CHARACTERS
+        if not kept or size <= room:
+            kept.add(run)
+            room -= size
+    told = _join_runs([run for run in runs if run in kept])
+    return f"{start}{' ' if told.startswith('→') else ': '}{told}"
+
+
+def _join_runs(runs: Sequence[tuple[str, str]]) -> str:
+    """What calls had of their own and how they ended; the same end stands once, behind the last of them."""
+    told: list[str] = []
+    for (own, outcome), follower in zip(runs, [*runs[1:], None], strict=True):
+        is_last = follower is None or follower[1] != outcome
+        told += filter(None, [" ".join(filter(None, [own, f"→ {outcome}" if is_last else ""]))])
+    return "; ".join(told)
+
+
+def _group_by_name(arguments: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    named: dict[str, list[str]] = {}
+    for name, value in arguments:
+        named.setdefault(name, []).append(value)
+    return named
+
+
+def describe_argument(name: str, *values: str) -> str:
+    """Returns values behind their name; a path stands alone."""
+    return " ".join(filter(None, ["" if name.lower() in _PATH_KEYS else name, *values]))
+
+
+def _describe_arguments(named: Mapping[str, Sequence[str]]) -> str:
+    """Arguments as text; the values of one name stand together."""
+    return ", ".join(describe_argument(name, *values) for name, values in named.items())

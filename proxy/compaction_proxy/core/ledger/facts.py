@@ -1,0 +1,256 @@
+"""What can be observed of a conversation without a model: paths, commands, errors and other exact values.
+
+Whatever comes from tools and from the assistant may be hostile. It is only ever quoted as short values of
+known shapes, without control or invisible characters, and never as a sentence but for one line of an error.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import NamedTuple
+
+from compaction_proxy.core.ledger.named_values import find_named_values
+from compaction_proxy.core.message import Call, Message
+
+# Of one text no more than this is looked at, in characters: its head and its tail.
+HEAD_CHARACTERS, TAIL_CHARACTERS = 24 * 1024, 8 * 1024
+# A line longer than this is no line that anyone wrote: only its beginning is looked at, in characters.
+LINE_CHARACTERS = 2_000
+# Quoted of a line that reports an error, of a shell command, and of any other value, in characters.
+ERROR_CHARACTERS, COMMAND_CHARACTERS, VALUE_CHARACTERS = 120, 100, 160
+# Quoted of a value's name, in characters.
+NAME_CHARACTERS = 48
+# What one message may contribute.
+VALUES_A_MESSAGE, ERRORS_A_MESSAGE = 40, 3
+
+_UNSEEN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
+    "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\uffff\ud800-\udfff\U000e0000-\U000e0fff]+"
+)
+
+_OBSERVED = frozenset(
+    {"url", "email", "id", "money", "version", "code", "date", "commit", "branch", "port", "address", "host"}
+)
+
+_ERROR = re.compile(
+    r"\b(?:(?:[a-z_]\w{0,30}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception|Failure|Warning)(?=:|\s*$)|Traceback\b|"
+    r"(?<!\w)[Ee]rror(?=:|\[| [A-Z]+\d)|ERROR\b|"
+    r"FAILED?\b|[Ff]atal[: ]|panic(?:ked)?[: ]|command not found|No such file|Permission denied|"
+    r"[Cc]annot find)"
+)
+# One of these is in every line that `_ERROR` finds, and in hardly any other.
+_ERROR_SIGNS = (
+    "Error", "Exception", "Failure", "Warning", "Traceback", "error", "ERROR", "FAIL", "atal", "panic",
+    "command not found", "No such file", "Permission denied", "annot find",
+)  # fmt: skip
+_EXIT = re.compile(
+    r"\b(?:exit(?:ed with)?(?: code| status)?|return ?code|exitCode)\"?[:= ]{1,3}(-?\d{1,3})\b", re.IGNORECASE
+)
+
+_PATH_KEY = re.compile(
+    r'"(?:file_?path|path|file|filename|target_file|old_path|new_path|notebook_path|file_name|'
+    r'(?P<other>uri|source|destination|target))"\s*:\s*"((?:[^"\\]|\\.){1,400})"',
+    re.IGNORECASE,
+)
+# What a key that may name anything holds is a path if it looks like one.
+_LIKE_A_PATH = re.compile(r"[~.]|.*[/\\]|[^.\s]{1,200}\.\w{1,8}\Z")
+_COMMAND_KEY = re.compile(
+    r'"(?:command|cmd|script|shell|code|bash_command)"\s*:\s*(?:\[[^\]"]*)?"((?:[^"\\]|\\.){1,2000})',
+    re.IGNORECASE,
+)
+_SUBCOMMAND = re.compile(
+    r'"(?:command|action|operation|type)"\s*:\s*"(view|create|str_replace|insert|write|read|delete|edit)"'
+)
+_PATCHED = re.compile(r"\*\*\* (Add|Update|Delete) File: ([^\\\n\"]{1,200})")
+_DEEDS = (
+    ("deleted", re.compile(r"delete|remove|unlink|trash|^rm$")),
+    ("modified", re.compile(r"edit|patch|replace|update|modify|append|insert|rename|move|apply|^mv$|sed")),
+    ("created", re.compile(r"create|write|save|touch|mkdir|new_?file|copy|^cp$")),
+    (
+        "read",
+        re.compile(
+            r"read|view|open|cat|show|get|load|grep|search|glob|list|find|^ls$|head|tail|sort|diff|wc"
+        ),
+    ),
+)
+_TARGET = r"([\w~./@+-]{2,160})"
+_SHELL = (
+    (
+        "modified",
+        re.compile(rf"(?<![>&\d=-])>>?\s*{_TARGET}|\b(?:sed\s+-i\S*\s+\S{{1,200}}|tee(?: -a)?)\s+{_TARGET}"),
+    ),
+    ("deleted", re.compile(rf"\brm\s+(?:-\w+\s+)*{_TARGET}")),
+    ("created", re.compile(rf"\b(?:touch|mkdir(?: -p)?)\s+{_TARGET}")),
+    ("read", re.compile(rf"\b(?:cat|less|head|tail)\s+(?:-\w+\s+(?:\d+\s+)?)*{_TARGET}")),
+)
+
+
+class Shown(NamedTuple):
+    """Something that one message shows.
+
+    Attributes:
+        kind: `path`, `error`, `exit`, `command`, or the kind of a value.
+        text: One short line.
+        deed: For a path, what is done with it; else "".
+        name: For a value, what it is called where it stands, such as `reservation_id`; "" where nothing says.
+        thing: What has the value, so that a newer one takes its place; "" where that is not known.
+    """
+
+    kind: str
+    text: str
+    deed: str = ""
+    name: str = ""
+    thing: str = ""
+
+
+_IN_ORDER = ("read", "created", "modified", "deleted")
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Something seen in what tools and the assistant said.
+
+    Attributes:
+        kind: `path`, `error`, `exit`, `command`, or the kind of a value.
+        text: One short line.
+        at: Index of the newest message that shows it.
+        deeds: For a path, what was done with it: `read`, `created`, `modified`, `deleted`, in that order.
+        name: For a value, what it is called where it stands; "" where nothing says.
+    """
+
+    kind: str
+    text: str
+    at: int
+    deeds: tuple[str, ...] = ()
+    name: str = ""
+
+
+def looked_at(text: str) -> str:
+    """Head and tail of a text that is too long to be read whole."""
+    if len(text) <= HEAD_CHARACTERS + TAIL_CHARACTERS:
+        return text
+    return f"{text[:HEAD_CHARACTERS]}\n{text[-TAIL_CHARACTERS:]}"
+
+
+def one_line(text: str, characters: int) -> str:
+    """The beginning of a text as one line that hides nothing and opens no template."""
+    seen = _UNSEEN.sub(" ", text[: 2 * characters]).replace("<|", "< |").replace("|>", "| >")
+    return " ".join(seen.split())[:characters]
+
+
+def _shell_paths(command: str) -> Iterator[tuple[str, str]]:
+    for deed, pattern in _SHELL:
+        for found in pattern.finditer(command):
+            path = next(filter(None, found.groups()))
+            if not path.startswith(("/dev/", "-")):
+                yield deed, path
+
+
+def _call_paths(call: Call, arguments: str) -> Iterator[tuple[str, str]]:
+    sub = _SUBCOMMAND.search(arguments)
+    name = sub.group(1) if sub else call.name.lower()
+    deed = next((deed for deed, pattern in _DEEDS if pattern.search(name)), None)
+    for found in _PATH_KEY.finditer(arguments):
+        if deed and (not found["other"] or _LIKE_A_PATH.match(found[2])):
+            yield deed, found[2]
+    for done, path in _PATCHED.findall(arguments):
+        yield {"Add": "created", "Update": "modified", "Delete": "deleted"}[done], path
+
+
+def _called(call: Call) -> Iterator[Shown]:
+    """What a call shows: kind, text, deed."""
+    yield from (Shown("path", path, deed) for deed, path in _call_paths(call, call.arguments))
+    for found in _COMMAND_KEY.finditer(call.arguments):
+        command = found.group(1).replace("\\n", "\n").replace('\\"', '"')
+        if _SUBCOMMAND.match(f'"command":"{command}"'):
+            continue
+        yield Shown("command", command.strip().partition("\n")[0][:COMMAND_CHARACTERS])
+        yield from (Shown("path", path, deed) for deed, path in _shell_paths(command))
+
+
+def find_error(text: str) -> str:
+    """Returns the first line of a text that reports an error, from where it does; "" for none."""
+    found = next((each for each in _errors(text) if each.kind == "error"), None)
+    return found.text if found else ""
+
+
+def _errors(text: str) -> Iterator[Shown]:
+    signs = [sign for sign in _ERROR_SIGNS if sign in text]
+    shown = 0
+    for line in text.splitlines() if signs else ():
+        if not any(sign in line for sign in signs):
+            continue
+        if found := _ERROR.search(line, 0, LINE_CHARACTERS):
+            yield Shown("error", one_line(line[found.start() :], ERROR_CHARACTERS))
+            shown += 1
+        if shown == ERRORS_A_MESSAGE:
+            break
+    lower = text.lower()
+    may_exit = not text.isascii() or "exit" in lower or "return" in lower
+    if may_exit and (code := _EXIT.search(text)) and code.group(1) != "0":
+        yield Shown("exit", f"exit code {code.group(1)}")
+
+
+def shown(message: Message) -> tuple[Shown, ...]:
+    """What one message shows, in order."""
+    text = looked_at(message.text)
+    found = [
+        each for call in message.calls for each in _called(replace(call, arguments=looked_at(call.arguments)))
+    ]
+    if message.answers or message.role in {"tool", "function"}:
+        found += _errors(text)
+    lines = "\n".join(line[:LINE_CHARACTERS] for line in text.splitlines())
+    exact = (value for value in find_named_values(lines, _OBSERVED) if len(value.text) > 2)
+    found += [
+        Shown(kind, said, "", one_line(name, NAME_CHARACTERS), thing)
+        for kind, said, name, thing in islice(exact, VALUES_A_MESSAGE)
+    ]
+    limits = {"error": ERROR_CHARACTERS, "command": COMMAND_CHARACTERS}
+    return tuple(
+        each._replace(text=one_line(each.text, limits.get(each.kind, VALUE_CHARACTERS))) for each in found
+    )
+
+
+@dataclass(slots=True)
+class _Sighting:
+    """What is known of something seen so far: where last, what was done with it, and what it is called."""
+
+    at: int
+    deeds: frozenset[str]
+    name: str
+    things: frozenset[str]
+
+
+def observed(
+    messages: Sequence[Message],
+    covered: Collection[int],
+    shown: Callable[[Message], tuple[Shown, ...]] = shown,
+) -> tuple[Observed, ...]:
+    """What the covered messages of tools and of the assistant show, each thing once, newest last.
+
+    Where a thing has a newer value of a name, the older one is left out. `shown` may be a memory of the
+    function of that name.
+    """
+    found: dict[tuple[str, str], _Sighting] = {}
+    newest: dict[str, tuple[int, tuple[str, str]]] = {}
+    for at in sorted(covered):
+        message = messages[at]
+        if message.privileged or (message.role == "user" and not message.answers):
+            continue
+        for kind, text, deed, name, thing in shown(message):
+            key = kind, text
+            if thing:
+                before, old = newest.get(thing, (at, key))
+                if before < at and old != key and old in found and found[old].things == {thing}:
+                    del found[old]
+                newest[thing] = at, key
+            seen = found.pop(key, None)
+            deeds = (seen.deeds if seen else frozenset[str]()) | ({deed} if deed else set())
+            things = (seen.things if seen else frozenset[str]()) | {thing}
+            found[key] = _Sighting(at, deeds, (seen.name if seen else "") or name, things)
+    return tuple(
+        Observed(kind, text, seen.at, tuple(each for each in _IN_ORDER if each in seen.deeds), seen.name)
+        for (kind, text), seen in found.items()
+        if text
+    )

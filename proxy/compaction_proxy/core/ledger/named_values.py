@@ -1,0 +1,204 @@
+"""Exact values with the names of what they belong to: JSON is read by its keys, text by what stands before.
+
+A value is a whole token. What is cut out of a longer one, such as the hour of a time stamp or the number in a
+field's name, says nothing to a reader and is left out.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import NamedTuple
+
+from compaction_proxy.core.json_bounds import read_json
+from compaction_proxy.core.ledger.cues import STOP_WORDS
+from compaction_proxy.core.ledger.values import Value, values
+
+# What is looked at in front of a value for its name, in characters.
+NAMED_WITHIN = 60
+# Leaves of one JSON text that are looked at, levels that are entered, and characters of one leaf.
+MAX_LEAVES, MAX_DEPTH, LEAF_CHARACTERS = 4_000, 12, 2_000
+# A bare code in prose is quoted without a name only in texts as short as this, in characters.
+SHORT_TEXT_CHARACTERS = 200
+# Shorter ones are no codes, no whole dates and no names, in characters; and a label's last words name enough.
+LEAST_CODE, LEAST_DATE, LEAST_WORD, LABEL_WORDS = 5, 8, 3, 4
+# So many words that say nothing, such as "of", may stand between a name and its value.
+SKIPPED_WORDS = 2
+
+_GENERIC = frozenset(
+    {"id", "name", "key", "code", "value", "number", "amount", "date", "type", "status", "price", "total"}
+    | {"created_at", "updated_at", "time", "url", "version", "email", "title", "label", "text", "data"}
+)
+_ID_KEY = re.compile(r"(?:^|_)(?:id|ids|number|no|key|code|uuid)$|[a-z]Id$|^name$", re.IGNORECASE)
+# What belongs to a token besides letters and digits, and what may stand around one.
+_TOKEN = re.compile(r"[\w.@/\\~+&%-]+")
+_AROUND = ".,;:!?-+~%&"
+_LABEL = re.compile(r"([^\W\d_][\w /-]{0,38}?)[\"'`*_)\]]{0,4}[ \t]{0,2}[:=：][ \t\"'`*(\[$#<]{0,6}\Z")  # noqa: RUF001 - a wide colon
+_WORDS = re.compile(r"[^\W\d_]+")
+# What may stand between a word and the value that it names.
+_OPENING = " (\"'`*[#$<"
+_EXPLAINED = re.compile(r"\d+-[a-z]+|(?:utf|sha|iso|base|aes|md|u?int|float|win|x)-?\d{1,4}", re.IGNORECASE)
+# Colours, and attributes in programs that look like hosts, tell nothing of the work.
+_COLOUR = re.compile(r"[0-9a-f]{3}(?:[0-9a-f]{3})?(?:[0-9a-f]{2})?", re.IGNORECASE)
+_ATTRIBUTE = re.compile(r"(?:self|this|cls|super|args|opts?|config|module|req|res|ctx)\.")
+_COMMIT_SIZES = frozenset({7, 40})
+_COMMIT_WORDS = frozenset({"commit", "sha", "revision", "rev", "head"})
+_KEY_FOLLOWS = re.compile(r"[\"']?\s{0,2}:\s")
+# Kinds whose name says enough where nothing else does.
+_SELF_NAMED = frozenset({"url", "email", "host", "branch", "port", "address"})
+# Kinds of text that has a newer value, not a further one, where the same label stands before it again.
+_CHANGING = frozenset({"money", "version", "date", "port", "host", "address", "branch", "commit"})
+
+
+class NamedValue(NamedTuple):
+    """A whole value and what it belongs to.
+
+    Attributes:
+        kind: As in `core.ledger.values`.
+        text: As written.
+        name: What it is called; "" where nothing says.
+        thing: What has it, in whatever message it is shown; "" where that is not known.
+    """
+
+    kind: str
+    text: str
+    name: str
+    thing: str = ""
+
+
+def find_named_values(text: str, kinds: frozenset[str]) -> Iterator[NamedValue]:
+    """Yields the values of these kinds in a text, in order; the text should be bounded."""
+    held = read_json(text)
+    if held is None:
+        yield from _find_in_text(text, kinds)
+        return
+    for name, thing, leaf in islice(_list_leaves(held), MAX_LEAVES):
+        for value in values(leaf[:LEAF_CHARACTERS]):
+            if value.kind not in kinds:
+                continue
+            if len(value.text) == len(leaf):
+                yield NamedValue(value.kind, value.text, name, thing)
+            elif _is_whole(leaf, value):
+                yield NamedValue(value.kind, value.text, _find_name(leaf, value) or name)
+
+
+def _list_leaves(held: object) -> Iterator[tuple[str, str, str]]:
+    """The strings in JSON values, in order: name, what has it, and the string."""
+    rest: list[tuple[object, str, str, int]] = [(held, "", "", 0)]
+    while rest:
+        value, key, thing, depth = rest.pop()
+        if isinstance(value, str):
+            yield key, thing, value
+        elif depth < MAX_DEPTH and isinstance(value, Mapping):
+            own = _find_own_id(value)
+            inner = [
+                (
+                    each,
+                    _name_leaf(name, key, own),
+                    f"{own or thing}\n{name}" if own or thing else "",
+                    depth + 1,
+                )
+                if not isinstance(each, Mapping | list)
+                else (each, _name_parent(name, key), own or thing, depth + 1)
+                for name, each in value.items()
+                if isinstance(name, str)
+            ]
+            rest.extend(reversed(inner))
+        elif depth < MAX_DEPTH and isinstance(value, list):
+            rest.extend((each, key, thing, depth + 1) for each in reversed(value))
+
+
+def _find_own_id(value: Mapping[object, object]) -> str:
+    """What identifies an object among others; "" where nothing does."""
+    found = (each for key, each in value.items() if isinstance(key, str) and _ID_KEY.search(key))
+    return next((str(each) for each in found if isinstance(each, str | int) and str(each)), "")
+
+
+def _name_leaf(name: str, parent: str, own: str) -> str:
+    """A leaf's name: its key, and where that says too little, what it is a key of."""
+    if name.lower() not in _GENERIC:
+        return name
+    if name.lower() in {"id", "name", "key", "code", "number"} or not own:
+        return f"{parent}.{name}" if parent else name
+    return f"{own} {name}"
+
+
+def _name_parent(name: str, parent: str) -> str:
+    """What the values of an inner object are called after: not after one that is itself a value."""
+    return parent if any(map(str.isdigit, name)) and parent else name
+
+
+def _find_in_text(text: str, kinds: frozenset[str]) -> Iterator[NamedValue]:
+    is_short = len(text) <= SHORT_TEXT_CHARACTERS
+    for value in values(text):
+        if value.kind not in kinds or not _is_whole(text, value):
+            continue
+        label = _find_label(text, value)
+        name = label or _find_word(text, value)
+        if not _is_telling(value, label=label, name=name, is_short=is_short):
+            continue
+        thing = f"\n{name}" if name and value.kind in _CHANGING else ""
+        yield NamedValue(value.kind, value.text, name, thing)
+
+
+def _is_telling(value: Value, *, label: str, name: str, is_short: bool) -> bool:
+    """Whether a value in prose, or in what a program prints, tells a reader anything."""
+    text = value.text
+    if value.kind == "host":
+        return not _ATTRIBUTE.match(text) and (bool(label) or text != "localhost")
+    if value.kind == "code":
+        is_loud = text.isupper() or "-" in text or "_" in text
+        return _is_made(text) and bool(label or ((is_short or name) and is_loud))
+    if value.kind == "date":
+        return bool(label or (name and text[-2:].isdigit() and len(text) >= LEAST_DATE))
+    if value.kind == "commit":
+        return bool(label) or is_short or len(text) in _COMMIT_SIZES or name.lower() in _COMMIT_WORDS
+    if value.kind in {"money", "version"}:
+        return bool(name) or is_short
+    return value.kind != "email" or not text.rpartition(".")[2].isdigit()
+
+
+def _is_made(code: str) -> bool:
+    """Whether a code looks made to tell things apart, and is no word of a program."""
+    digits = sum(map(str.isdigit, code))
+    return digits > 1 and len(code) >= LEAST_CODE and not _EXPLAINED.fullmatch(code)
+
+
+def _is_whole(text: str, value: Value) -> bool:
+    """Whether a value is a token of its own, and neither a part of one, nor a colour, nor a field's name."""
+    start, stop = value.start, value.start + len(value.text)
+    before = text[max(0, start - NAMED_WITHIN) : start]
+    after = text[stop : stop + NAMED_WITHIN]
+    left = next((k for k in range(len(before), 0, -1) if not _TOKEN.match(before[k - 1])), 0)
+    right = _TOKEN.match(after)
+    around = before[left:].strip(_AROUND) + (right.group().strip(_AROUND) if right else "")
+    if around:
+        return False
+    if before.endswith("#") and _COLOUR.fullmatch(value.text) and not value.text.isdigit():
+        return False
+    return not (before[-1:] in {'"', "'"} and _KEY_FOLLOWS.match(after))
+
+
+def _find_name(text: str, value: Value) -> str:
+    """What stands before a value and names it; "" where nothing does."""
+    return _find_label(text, value) or _find_word(text, value)
+
+
+def _find_label(text: str, value: Value) -> str:
+    """What stands before the colon in front of a value; "" without one."""
+    line = text[max(0, value.start - NAMED_WITHIN) : value.start].rpartition("\n")[2]
+    label = _LABEL.search(line)
+    return " ".join(label.group(1).split()[-LABEL_WORDS:]) if label else ""
+
+
+def _find_word(text: str, value: Value) -> str:
+    """The nearest word in front of a value that says what it is; "" for none, and where the kind says it."""
+    if value.kind in _SELF_NAMED:
+        return ""
+    line = text[max(0, value.start - NAMED_WITHIN) : value.start].rpartition("\n")[2].rstrip(_OPENING)
+    for word in reversed(_WORDS.findall(line)[-SKIPPED_WORDS - 1 :]):
+        if not line.endswith(word):
+            return ""
+        if len(word) >= LEAST_WORD and word.lower() not in STOP_WORDS:
+            return str(word)
+        line = line.removesuffix(word).rstrip(_OPENING)
+    return ""

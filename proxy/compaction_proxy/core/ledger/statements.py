@@ -1,0 +1,264 @@
+"""What a user said, cut into statements, and what each of them is and is about.
+
+A statement is a sentence, quoted as it was written.
+"""
+
+# ruff: noqa: RUF001 - punctuation of many scripts
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+
+from compaction_proxy.core.ledger import cues
+from compaction_proxy.core.ledger.cues import Kind
+from compaction_proxy.core.ledger.facts import looked_at
+from compaction_proxy.core.ledger.values import Value, values
+
+# A sentence longer than this is cut; nobody states a rule at such length, in characters.
+STATEMENT_CHARACTERS = 600
+# Messages beyond this length are mostly pasted: of them only what carries a cue is quoted, in characters.
+SHORT_CHARACTERS = 2_000
+# What one message may contribute, so that a pasted document does not take over.
+STATEMENTS_A_MESSAGE = 400
+# Statements at the head of a long message that are quoted without a cue.
+HEAD_STATEMENTS = 6
+# What a text longer than this contributes without a cue is bounded, in characters.
+SMALL_TEXT_CHARACTERS = 4_096
+# Words whose roots are remembered: a language has not many more.
+KNOWN_WORDS = 16_384
+
+# A fence that is never closed is none: what follows may be a rule.
+_FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\n]*\n.*?^[ \t]*(?:```|~~~)[^\n]*$", re.DOTALL | re.MULTILINE)
+_SENTENCE_END = re.compile(
+    r"(?<=[.!?…])[\"'”’)\]]{0,2}[ \t]+(?=[^a-z \t])|(?<=[a-z]{3}[.!?])[ \t]+(?=[a-z])|(?<=[。！？।۔؟])[ \t]*"
+)
+_STOP = re.compile(r"[.!?…。！？।۔؟]")
+_BULLET = re.compile(r"(?:[-*•‣◦]|\(?\d{1,2}[.)]|[a-z]\))[ \t]+")
+_LABEL = re.compile(
+    r"(?P<loud>[A-Z][A-Z0-9 _/-]{1,40}):\s|(?P<said>[^\W\d_][^:.!?\n，。：]{1,40})[:：](?:\s|$|(?<=：))"
+)
+_QUOTED = re.compile(r">|\$ |\+\+\+|---|@@|[|#{}<\[\]]|\d+[:|]|\S+:\d+[:\s]|(?:/|[A-Z]:\\)\S+$")
+_WORD = re.compile(r"[\w\u0600-\u06ff\u0900-\u0dff]+(?:['’-][\w\u0600-\u06ff\u0900-\u0dff]+)*")
+_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]{2,}")
+_SUFFIXES = ("ing", "ed", "al", "en", "ly", "e")
+_WEAK_VALUES = frozenset(
+    {"number", "name", "language", "path", "percent", "amount", "phase", "time", "weekday"}
+)
+_COPULA = re.compile(
+    r"\b(?:is|are|was|=|at|on|lives|runs|equals|es|son|está|est|sont|ist|sind|é|são|это|belongs|owns?|my|"
+    r"our)\b|[:=]|是|は|है|هو|ہے|"
+)
+
+_IS = re.compile(r"(?<=\w)(?: (?:is|are|es|son|est|sont|é|são|ist|sind|это) |: |：|是|は)")
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One thing that a user said.
+
+    Attributes:
+        text: As written.
+        kind: What it is to go by; None for anything else.
+        label: What stands before the colon, folded; empty without.
+        words: What it is about: stems, without values, cues and filling words.
+        subject: Those of them that stand before "is" or a colon; none where neither is there.
+        values: Its exact values: pairs of kind and text, folded.
+        question: It asks, so it changes nothing.
+        corrects: It says that it changes something.
+        adds: It says that it comes on top.
+        folded: Its text as it is compared.
+        kinds: The kinds of its values.
+    """
+
+    text: str
+    kind: Kind | None
+    label: str
+    words: frozenset[str]
+    subject: frozenset[str]
+    values: frozenset[tuple[str, str]]
+    question: bool = False
+    corrects: bool = False
+    adds: bool = False
+    folded: str = ""
+    kinds: frozenset[str] = frozenset()
+
+
+def folded(text: str) -> str:
+    """The text as it is compared: one case, one kind of apostrophe, single spaces."""
+    if text.isascii():
+        return " ".join(text.lower().split())
+    plain = unicodedata.normalize("NFC", text).casefold().replace("’", "'")
+    return " ".join(plain.split())
+
+
+def stem(word: str) -> str:
+    """A word without the commonest endings; the same for the forms of one word, no matter what it is."""
+    word = word.removesuffix("'s").removesuffix("s'")
+    if len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
+        word = word[:-1]
+    for suffix in _SUFFIXES:
+        if word.endswith(suffix) and len(word) - len(suffix) >= 3:
+            word = word.removesuffix(suffix)
+            break
+    return word[:-1] if len(word) > 3 and word[-1] == word[-2] else word
+
+
+_SAME = {stem(word): row.split()[0] for row in cues.THESAURUS for word in row.split()}
+
+
+@lru_cache(maxsize=KNOWN_WORDS)
+def _root(word: str) -> str:
+    """What a word stands for where statements are compared."""
+    found = stem(word)
+    return _SAME.get(found, found)
+
+
+def _content(text: str, found: list[Value]) -> frozenset[str]:
+    for value in reversed(found):
+        text = f"{text[: value.start]} {text[value.start + len(value.text) :]}"
+    plain = folded(text)
+    pairs: set[str] = set()
+    if not plain.isascii():
+        pairs = {run[k : k + 2] for run in _UNSPACED.findall(plain) for k in range(len(run) - 1)}
+        plain = _UNSPACED.sub(" ", plain)
+    words = (word for word in _WORD.findall(plain) if len(word) > 1 and word not in cues.STOP_WORDS)
+    return frozenset(map(_root, words)).union(pairs)
+
+
+def _subject(text: str) -> frozenset[str]:
+    found = _IS.search(text)
+    return _content(text[: found.start()], []) if found else frozenset()
+
+
+def _label(text: str) -> tuple[str, Kind | None, int]:
+    """Label, the kind it makes of the statement, and where the statement begins."""
+    found = _LABEL.match(text)
+    if found is None:
+        return "", None, 0
+    label = folded(found.group(found.lastgroup or 0))
+    kind = next((kind for kind, pattern in cues.LABELS.items() if pattern.search(label)), None)
+    if kind is None and found.lastgroup == "loud" and not cues.PRINTED.match(label):
+        kind = Kind.FACT
+    return (label, kind, found.end()) if kind else ("", None, 0)
+
+
+def _states_a_value(plain: str, found: frozenset[tuple[str, str]]) -> bool:
+    """Whether it tells a value worth keeping: a strong one, or one that is said to be something's."""
+    kinds = {kind for kind, _ in found}
+    return bool(kinds - _WEAK_VALUES) and _COPULA.search(plain) is not None
+
+
+def _said(plain: str) -> Kind | None:
+    """What a statement's words make of it; `plain` is folded and without its label."""
+    told = cues.NARRATIVE.search(plain)
+    if not told and (cues.RULE_START.match(plain) or cues.RULE.search(plain)):
+        return Kind.RULE
+    if cues.PREFERENCE.search(plain):
+        return Kind.PREFERENCE
+    if cues.DECISION.search(plain):
+        return Kind.DECISION
+    if cues.REQUEST.search(plain) or cues.REQUEST_START.match(plain):
+        return Kind.REQUEST
+    return None
+
+
+def _kind(
+    plain: str, label: Kind | None, found: frozenset[tuple[str, str]], *, question: bool
+) -> Kind | None:
+    said = _said(plain)
+    if question:
+        return said if said is Kind.REQUEST and plain.startswith(("can", "could", "would", "will")) else None
+    if said is Kind.RULE:
+        return said
+    return label or said or (Kind.FACT if _states_a_value(plain, found) else None)
+
+
+def _statement(text: str, block: tuple[str, Kind | None]) -> Statement:
+    label, labelled, start = _label(text)
+    if labelled is None:
+        label, labelled = block
+    body = text[start:]
+    plain = folded(body)
+    found = list(values(body))
+    exact = frozenset((value.kind, value.text.casefold()) for value in found)
+    question = plain.rstrip("\"')").endswith(("?", "？", "؟")) or (
+        not plain.endswith((".", "!")) and cues.QUESTION.match(plain) is not None
+    )
+    return Statement(
+        text,
+        _kind(plain, labelled, exact, question=question),
+        label,
+        _content(body, found),
+        _subject(body),
+        exact,
+        question or cues.HYPOTHESIS.match(plain) is not None,
+        cues.CORRECTION.search(plain) is not None,
+        cues.ADDITION.search(plain) is not None,
+        folded(text),
+        frozenset(kind for kind, _ in exact),
+    )
+
+
+def _short_pieces(sentence: str) -> Iterator[str]:
+    while len(sentence) > STATEMENT_CHARACTERS:
+        at = sentence.rfind(" ", STATEMENT_CHARACTERS // 2, STATEMENT_CHARACTERS)
+        at = at if at > 0 else STATEMENT_CHARACTERS
+        yield sentence[:at]
+        sentence = sentence[at:].lstrip()
+    yield sentence
+
+
+def _prose(line: str) -> bool:
+    """Whether a line of a long message reads like something said rather than something printed."""
+    if _QUOTED.match(line):
+        return False
+    letters = sum(map(str.isalpha, line)) + sum(map(str.isspace, line))
+    return letters >= 0.8 * len(line)
+
+
+def _sentences(line: str) -> Iterator[str]:
+    """The line cut where `_SENTENCE_END` says, which is behind a stop only."""
+    start = 0
+    for stop in _STOP.finditer(line):
+        if stop.end() >= start and (gap := _SENTENCE_END.match(line, stop.end())):
+            yield line[start : gap.start()]
+            start = gap.end()
+    yield line[start:]
+
+
+def _cut(text: str) -> Iterator[Statement]:
+    long = len(text) > SHORT_CHARACTERS
+    block: tuple[str, Kind | None] = ("", None)
+    seen = looked_at(text)
+    fenced = "```" in seen or "~~~" in seen
+    for raw in (_FENCE.sub("\n", seen) if fenced else seen).splitlines():
+        bullet = _BULLET.match(line := raw.strip())
+        line = line[bullet.end() :] if bullet else line
+        if not line or (long and not _prose(line)):
+            continue
+        inherited = block if bullet else ("", None)
+        if not bullet:
+            block = _label(line)[:2] if line.endswith((":", "：")) else ("", None)
+        for sentence in _sentences(line):
+            for piece in _short_pieces(sentence.strip()):
+                if piece:
+                    yield _statement(piece, inherited)
+                    own = _label(piece)[:2]
+                    inherited = own if own[1] else inherited
+
+
+def _of_small(text: str) -> tuple[Statement, ...]:
+    return tuple(_cut(text))
+
+
+def _of_large(text: str) -> tuple[Statement, ...]:
+    found = enumerate(islice(_cut(text), STATEMENTS_A_MESSAGE))
+    return tuple(statement for number, statement in found if statement.kind or number < HEAD_STATEMENTS)
+
+
+def statements(text: str) -> tuple[Statement, ...]:
+    """What a user's message states, in order; of a long one only its head and what carries a cue."""
+    return _of_small(text) if len(text) <= SMALL_TEXT_CHARACTERS else _of_large(looked_at(text))

@@ -1,0 +1,187 @@
+"""Exact values in a text: paths, amounts, names, dates and the like, found by their shape.
+
+Most of a text is words at which no value begins. They are passed over in long runs, and at what is left only
+those shapes are tried that can begin with its first character.
+"""
+
+# ruff: noqa: RUF001 - letters of many scripts
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from compaction_proxy.core.ledger.cues import IMPERATIVES
+
+_MONTH = "(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}"
+_TOPS = (
+    "internal|local|localhost|lan|corp|com|net|org|io|dev|app|ai|cloud|edu|gov|info|test|example|de|fr|es|"
+    "it|nl|eu|uk|in|cn|jp|br|ru"
+)
+_PROGRAMMING = (
+    "Python|JavaScript|TypeScript|Rust|Go|Golang|Kotlin|Swift|Java|Ruby|PHP|Perl|Scala|Haskell|Elixir|Bash|"
+    "C\\+\\+|C#"
+)
+_SPOKEN = (
+    "English|German|French|Spanish|Italian|Portuguese|Russian|Chinese|Japanese|Korean|Hindi|Arabic|Bengali|"
+    "Urdu|Dutch|Polish|Turkish"
+)
+_SUFFIXES = (
+    "py|pyi|js|jsx|ts|tsx|rs|go|java|kt|c|h|cc|cpp|hpp|rb|php|swift|sh|sql|md|rst|txt|pdf|csv|tsv|json|"
+    "jsonl|ya?ml|toml|ini|cfg|conf|lock|xml|html|css|log|ipynb|proto|tf|env|docx?|xlsx?|png|jpe?g|svg|zip|gz"
+)
+_DAYS = (
+    "lunes|martes|miércoles|jueves|viernes|lundi|mardi|mercredi|jeudi|vendredi|montag|dienstag|mittwoch|"
+    "donnerstag|freitag"
+)
+_STARTS = (
+    "the|a|an|only|no|not|never|always|do|don't|please|my|our|your|this|that|these|if|when|once|i|we|it|and|"
+    "but|for|in|on|at|to|all|every|now|so"
+)
+# In order: where two begin at the same place the first one counts. What need not be given back for a match
+# never is (`++`), so that time is linear in the text.
+_SHAPES = {
+    "url": r"(?i:https?|wss?|postgres(?:ql)?|redis|s3|ssh|ftp)://[^\s<>\"'`|{}\\^\[\]]{1,300}",
+    "email": r"[A-Za-z0-9][\w.+-]{0,63}+@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,4}",
+    "id": r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b",
+    "date": rf"\b\d{{4}}-\d\d?-\d\d?(?:T\d\d:\d\d(?::\d\d(?:\.\d{{1,9}})?)?(?:Z|[+-]\d\d:?\d\d)?)?\b|"
+        r"\b\d{1,2}[./]\d{1,2}[./]\d{2,4}\b|"
+        rf"\b(?i:{_MONTH})\.? \d{{1,2}}(?:st|nd|rd|th)?\b(?:,? \d{{4}}\b)?"
+    rf"|\b\d{{1,2}}(?:st|nd|rd|th|\.)? (?i:{_MONTH})\b(?:,? \d{{4}}\b)?"
+    r"|(?:\d{4}年)?\d{1,2}月\d{1,2}[日号]",
+    "weekday": r"\b(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day\b"
+    r"|(?:周|星期|礼拜)[一二三四五六日天]|[月火水木金土日]曜日?"
+    rf"|\b(?i:{_DAYS})\b",
+    "money":
+        r"[$€£¥₹₽]\s?\d[\d,.]{0,30}\d?(?:[kKmM]\b)?|\b\d[\d,.]{0,30}+\s?(?i:usd|eur|gbp|inr|dollars?|euros?|pounds?|"
+        r"rupees|dólares|reais|€|₽)(?!\w)|\d[\d,.]{0,30}+\s?(?:元|円|美元|欧元|रुपये|руб\w*|টাকা|روپے)",
+    "percent": r"\b\d{1,20}+(?:\.\d{1,20}+)?+\s?%",
+    "phase": r"\b\d{1,3} (?:of|von|de|sur|из) \d{1,3}\b",
+    "address": r"\b\d{1,3}(?:\.\d{1,3}){3}\b(?::\d{2,5})?",
+    "region": r"\b(?:us|eu|ap|sa|ca|me|af|cn|il|uk)-(?:gov-)?(?:north|south|east|west|central|northeast|"
+        r"southeast|northwest|southwest)-?\d\b",
+    "zone": r"\b[A-Z][a-z]{2,12}/[A-Z][A-Za-z_]{2,20}(?:/[A-Z][A-Za-z_]{2,20})?\b|\b(?:UTC|"
+        r"GMT)(?:[+-]\d{1,2}(?::\d\d)?)?\b|\b(?:CE|E|P|C|M)[SD]?T\b",
+    "branch": r"\b(?:feature|feat|fix|bugfix|hotfix|release|spike|chore|docs|task|wip|experiment|"
+        r"refactor)/[\w.-]{1,80}",
+    "path": rf"(?<![\w/.])(?:~|\.{{1,2}})?/?(?:[\w@+-][\w.@+-]{{0,80}}+/){{1,24}}[\w.@+-]{{0,120}}|"
+        rf"(?<![\w/.])/[\w.@+-]{{2,80}}\b|\b[\w-][\w.-]{{0,80}}\.(?:{_SUFFIXES})\b",
+    "host": rf"\b[a-z0-9][a-z0-9-]{{0,62}}+(?:\.[a-z0-9-]{{1,62}}){{0,5}}\.(?:{_TOPS})\b(?::\d{{2,5}})?|"
+        rf"\blocalhost(?::\d{{2,5}})?\b",
+    "time": r"\b\d{1,2}:\d\d(?::\d\d)?(?: ?[ap]m\b)?|\b\d{1,2} ?[ap]m\b",
+    "amount": r"\b\d{1,20}+(?:[.,]\d{1,20}+){0,6}+\s?(?:ns|µs|ms|s|sec|secs|seconds?|minutes?|mins?|hours?|h|"
+        r"days?|weeks?|months?|years?|[kKMGT]i?[bB]|rps|px|km|cm|mm|kg|g|[kmM])\b",
+    "version": r"\bv\d+(?:\.\d+){0,3}(?:-[\w.]{1,20})?\b|\b\d+\.\d+\.\d+(?:-[\w.]{1,20})?\b|"
+        r"\b(?<=[A-Za-z] )\d+\.\d+\b",
+    "code":
+        r"\b(?=[A-Za-z_#-]{0,40}+\d)(?=[\d_#-]{0,40}+[A-Za-z])[A-Za-z0-9]{1,40}(?:[_-][A-Za-z0-9]{1,40}){0,8}\b|"
+        r"\b[A-Z][A-Z0-9]{1,30}(?:_[A-Z0-9]{1,30}){1,6}\b",
+    "language": rf"\b(?:{_PROGRAMMING}|{_SPOKEN})(?!\w)",
+    "name": rf"\b(?=[A-Z][a-z'’-]{{1,24}} [A-Z][a-z'’-])(?!(?i:{IMPERATIVES}|"
+        rf"{_STARTS})\b)[A-Z][a-z'’-]{{1,24}}(?: [A-Z][a-z'’-]{{1,24}}){{1,3}}\b(?!/)",
+    "number": r"(?<![\w.])\d{1,20}(?:[.,]\d{1,20}){0,3}(?!\w)",
+}  # fmt: skip
+# Which shapes begin with what stands at a place. A number followed by nothing in particular is only that.
+_BEGINNINGS = {
+    r"\d{1,20}+(?![\w.,/:@+#%€₽-]|\s[^\W\d_btlqxz]|\s[%€₽])": "number",
+    r"\d{1,20}+(?![\w.,/:@+#-])": "date money percent phase time amount number",
+    r"\d": "email id date money percent phase address path host time amount version code number",
+    "[a-z]": "url email id date weekday region branch path host version code",
+    "[A-Z]": "url email id date weekday zone path code language name",
+    "[$€£¥₹₽]": "money",
+    "[~./@+-]": "path",
+    r"[^\W\da-zA-Z]": "url date weekday path",  # U+017F is an s under IGNORECASE
+}
+# Within what `_PLAIN` matches no value begins, if it ends so. Lengths are bounded: what is not plain has
+# cost little. The commonest way comes first.
+_ENDS = r"(?: (?!\d)|(?=[^\w@+/#\-.: ]|[.:](?:\s(?!\d)|\Z)|\Z))"
+_NO_WORDS = "周星礼月火水木金土日"
+_NAMES = (
+    rf"(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day\b|(?:{_PROGRAMMING}|{_SPOKEN})(?!\w)|"
+    rf"(?:UTC|GMT|(?:CE|E|P|C|M)[SD]?T)\b|(?=[DFJLMV])(?i:{_DAYS})\b"
+)
+_PLAIN = "|".join(
+    (
+        rf"(?!(?=[dfjlmv])(?:{_DAYS}|localhost)\b)[a-z_]{{1,64}}+{_ENDS}",
+        r"[^\w~./@+$€£¥₹₽-]++",
+        rf"(?!{_NAMES})[A-Z][A-Za-z]{{0,64}}+(?!['’]| [A-Z]){_ENDS}",
+        rf"(?!(?i:{_DAYS}|localhost)\b)[^\W\dA-Z{_NO_WORDS}][^\W\d{_NO_WORDS}]{{0,64}}+{_ENDS}",
+        r"[~.@+-]{1,64}+(?![\w~./@+-])",
+        r"/{1,64}+(?![\w./@+-])",
+    )
+)
+
+
+# Only these begin within a word of ASCII letters and digits, and few texts hold one.
+_ADDRESSES = ("url", "email")
+_WITHIN_A_WORD = r"(?<=\w)[A-Za-z_]++|(?<=\w)\d{1,32}+(?![\d,.年月]|\s?[元円美欧रрট])"
+
+
+def _compiled(plain: str, left_out: Sequence[str] = ()) -> re.Pattern[str]:
+    """All shapes but some as one pattern; a group is named after its shape, and numbered."""
+    begun = []
+    for number, (first, names) in enumerate(_BEGINNINGS.items()):
+        shapes = (f"(?P<{name}_{number}>{_SHAPES[name]})" for name in names.split() if name not in left_out)
+        begun.append(f"(?={first})(?:{'|'.join(shapes)})")
+    return re.compile(f"(?:{plain})++|{'|'.join(begun)}")
+
+
+_VALUE = _compiled(_PLAIN)
+_VALUE_BUT_ADDRESSES = _compiled(f"{_WITHIN_A_WORD}|{_PLAIN}", _ADDRESSES)
+_KINDS = {group: group.partition("_")[0] for group in _VALUE.groupindex}
+# What a word just before says of a bare value.
+_NAMED = re.compile(
+    r"\b(?:(?P<commit>commit|sha|revision|rev)|(?P<branch>branch)|(?P<port>port))s?\b(?:[ :=]|is|"
+    r"\w+ (?:is|now)){0,3}[ `'\"]*$",
+    re.IGNORECASE,
+)
+_HEX = re.compile(r"[0-9a-f]{7,40}")
+_ORDINAL = re.compile(r"\d+(?:st|nd|rd|th)|[a-z]{1,2}\d|utf-8|p\d\d|\d[dD]|\d+x", re.IGNORECASE)
+
+# Kinds that a word in front may make another of.
+_NAMEABLE = frozenset({"code", "number", "path", "id"})
+
+# What identifies something, as opposed to how much or when.
+OBJECTS = frozenset({"path", "code", "id", "name", "branch", "commit", "email"})
+
+# What is in each of those words, and tells in no time that a text has none of them.
+_HINTS = ("commit", "sha", "rev", "branch", "port")
+# How far before a value a word may name it, in characters.
+NAMED_WITHIN = 40
+
+
+class Value(NamedTuple):
+    """An exact value in a text.
+
+    Attributes:
+        kind: What it is, such as `money`; values of different kinds never take one another's place.
+        text: As written.
+        start: Offset in the text, in characters.
+    """
+
+    kind: str
+    text: str
+    start: int
+
+
+def _named(kind: str, text: str, before: str) -> str:
+    if before and (said := _NAMED.search(before)):
+        return said.lastgroup or kind
+    return "commit" if kind == "code" and _HEX.fullmatch(text) and len(text) > 6 else kind
+
+
+def values(text: str) -> Iterator[Value]:
+    """Exact values in a text, in order; it should be bounded, see `core.ledger.facts.looked_at`."""
+    plain = text.lower() if text.isascii() else ""
+    named = not plain or any(hint in plain for hint in _HINTS)
+    pattern = _VALUE if "@" in text or "://" in text else _VALUE_BUT_ADDRESSES
+    for found in pattern.finditer(text):
+        if (group := found.lastgroup) is None:
+            continue
+        kind, exact = _KINDS[group], found.group().rstrip(".,;:!?)-")
+        if not exact or (kind == "code" and _ORDINAL.fullmatch(exact)):
+            continue
+        start = found.start()
+        if kind in _NAMEABLE:
+            before = text[max(0, start - NAMED_WITHIN) : start] if named else ""
+            kind = _named(kind, exact, before)
+        yield Value(kind, exact, start)

@@ -1,0 +1,201 @@
+"""What images, audio and files weigh, in tokens, by the rules that each family of models publishes.
+
+The dialect gives the numbers it can see without fetching or decoding anything; what it cannot see counts at
+its upper bound. All of it is only a prior: calibration learns the rest from `usage`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from compaction_proxy.core.images import Size, data_url_header, image_size
+from compaction_proxy.core.model_names import bare_name, by_prefix, is_new_claude
+
+UNKNOWN_IMAGE_TOKENS = 1000  # a model nobody has published a rule for
+_OPENAI_AUDIO_TOKENS_PER_S = 10
+_GEMINI_AUDIO_TOKENS_PER_S = 32
+_WAV_BYTES_PER_S = 32_000  # 16 kHz, 16 bit, one channel
+_CODED_AUDIO_BYTES_PER_S = 8_000  # 64 kbit/s
+_FILE_TOKENS = 192  # a file's frame
+_FILE_BYTES_PER_TOKEN = 20  # a PDF of text and fonts, compressed
+_FILE_MAX_TOKENS = 150_000  # the hundred pages that providers take, at 1,500 tokens each
+UNSEEN_FILE_TOKENS = 1000  # a file given by its id
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """The same for every image."""
+
+    tokens: int
+
+    def price(self, size: Size | None) -> int:  # noqa: ARG002 - priced alike, whatever the size
+        """Tokens of an image of any size."""
+        return self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Scaled to fit an edge, then to a short side, then cut into square tiles.
+
+    Attributes:
+        base: Tokens for the image as such.
+        tile: Tokens for each tile.
+        edge: Longest side after the first scaling, pixels.
+        short: Shortest side after the second, pixels.
+        side: Of a tile, pixels.
+    """
+
+    base: int
+    tile: int
+    edge: int = 2048
+    short: int = 768
+    side: int = 512
+
+    def price(self, size: Size | None) -> int:
+        """Tokens of an image; of the longest strip where its size is unknown."""
+        width, height = _fit(size or Size(self.edge, self.short), self.edge)
+        scale = min(1.0, self.short / min(width, height))
+        tiles = math.ceil(width * scale / self.side) * math.ceil(height * scale / self.side)
+        return self.base + self.tile * tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Patches:
+    """Scaled to fit an edge, then cut into square patches, of which there is a largest number.
+
+    Attributes:
+        cap: Largest number of patches; a larger image is shrunk to about that many.
+        factor: Tokens a patch.
+        side: Of a patch, pixels.
+        edge: Longest side after scaling, pixels; 0 for no such limit.
+    """
+
+    cap: int
+    factor: float = 1.0
+    side: int = 32
+    edge: int = 0
+
+    def price(self, size: Size | None) -> int:
+        """Tokens of an image, shrunk ones at the full cap (at most a row of patches too many)."""
+        if size is None:
+            return math.ceil(self.cap * self.factor)
+        width, height = _fit(size, self.edge) if self.edge else size
+        patches = math.ceil(width / self.side) * math.ceil(height / self.side)
+        return math.ceil(min(patches, self.cap) * self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Crops:
+    """Gemini's: one price up to a small size, and that price for each crop of a larger one.
+
+    Attributes:
+        tokens: The price.
+        small: Longest side of an image that is not cropped, pixels.
+        side: Of a crop, pixels.
+        cap: Crops that an image of unknown size is taken for.
+    """
+
+    tokens: int = 258
+    small: int = 384
+    side: int = 768
+    cap: int = 16
+
+    def price(self, size: Size | None) -> int:
+        """Tokens of an image."""
+        if size is None:
+            return self.tokens * self.cap
+        if max(size) <= self.small:
+            return self.tokens
+        return self.tokens * math.ceil(size.width / self.side) * math.ceil(size.height / self.side)
+
+
+Price = Flat | Tiles | Patches | Crops
+
+
+def _fit(size: Size, edge: int) -> tuple[float, float]:
+    """Scale down, proportions kept, until no side is longer than `edge` pixels."""
+    scale = min(1.0, edge / max(size))
+    return max(1.0, size.width * scale), max(1.0, size.height * scale)
+
+
+def _tiled(base: int, tile: int) -> dict[str, Price]:
+    return {"low": Flat(base), "high": Tiles(base, tile)}
+
+
+_GPT_HIGH = Patches(2500, 1.2, edge=2048)
+_GPT_ORIGINAL = Patches(10_000, 1.2, edge=6000)
+_GPT_HUGE = Patches(30_000, 1.2)
+_GPT_LOW = Patches(256, 1.2, edge=512)
+# Model prefix → detail → price; the longest prefix holds, and a detail that is not named is `high`. Read off
+# the providers' documents and LiteLLM's tables of 2026-11; OpenAI's own pages contradict each other.
+_PRICES: Mapping[str, Mapping[str, Price]] = {
+    "gpt-4o": _tiled(85, 170),
+    "chatgpt-4o": _tiled(85, 170),
+    "gpt-4-": _tiled(85, 170),
+    "gpt-4.1": _tiled(85, 170),
+    "gpt-4o-mini": _tiled(2833, 5667),
+    "gpt-5": _tiled(70, 140),
+    "o1": _tiled(75, 150),
+    "o3": _tiled(75, 150),
+    "gpt-4.1-mini": {"high": Patches(1536, 1.62)},
+    "gpt-4.1-nano": {"high": Patches(1536, 2.46)},
+    "o4-mini": {"high": Patches(1536, 1.72)},
+    "gpt-5-mini": {"high": Patches(1536, 1.62)},
+    "gpt-5-nano": {"high": Patches(1536, 2.46)},
+    "gpt-5.2": {"high": Patches(6144, 1.2, edge=2048)},
+    "gpt-5.4": {"low": Patches(6144, 1.2, edge=2048), "high": _GPT_HIGH, "original": _GPT_ORIGINAL},
+    "gpt-5.5": {"low": _GPT_LOW, "high": _GPT_HIGH, "auto": _GPT_ORIGINAL, "original": _GPT_ORIGINAL},
+    "gpt-5.6": {"low": _GPT_LOW, "high": _GPT_HIGH, "auto": _GPT_HUGE, "original": _GPT_HUGE},
+    "gpt-6": {"low": _GPT_LOW, "high": _GPT_HIGH, "auto": _GPT_HUGE, "original": _GPT_HUGE},
+    "claude": {"high": Patches(4784, side=28, edge=2576)},
+    "gemini": {"high": Crops()},
+}
+_CLAUDE_OLD: Mapping[str, Price] = {"high": Patches(1568, side=28, edge=1568)}
+
+
+def _prices(model: str) -> Mapping[str, Price]:
+    name = bare_name(model)
+    if name.startswith("claude") and not is_new_claude(name):
+        return _CLAUDE_OLD
+    return by_prefix(name, _PRICES) or {"high": Flat(UNKNOWN_IMAGE_TOKENS)}
+
+
+def image_tokens(model: str, size: Size | None, detail: str = "auto") -> int:
+    """Tokens of one image.
+
+    Args:
+        model: The model's name; a router's prefix does no harm.
+        size: Its size, or None where it is unknown: then the upper bound.
+        detail: As the client asked: `low`, `high`, `auto`, `original`.
+    """
+    prices = _prices(model)
+    return prices.get(detail, prices["high"]).price(size)
+
+
+def image_url_tokens(model: str, url: str, detail: str = "auto") -> int:
+    """Tokens of the image behind a URL. Only a data URL is looked into; nothing is ever fetched."""
+    return image_tokens(model, image_size(data_url_header(url)), detail)
+
+
+def audio_tokens(model: str, size_bytes: int, container: str) -> int:
+    """Tokens of a piece of audio, its length guessed from its bytes.
+
+    Args:
+        model: The model's name.
+        size_bytes: Of the audio; three quarters of its base64 text.
+        container: `wav` (taken for 16 kHz, 16 bit, mono) or a coded format (taken for 64 kbit/s).
+    """
+    rate = _WAV_BYTES_PER_S if container in {"wav", "pcm16"} else _CODED_AUDIO_BYTES_PER_S
+    per_second = _GEMINI_AUDIO_TOKENS_PER_S if "gemini" in model.lower() else _OPENAI_AUDIO_TOKENS_PER_S
+    return math.ceil(size_bytes / rate * per_second)
+
+
+def file_tokens(size_bytes: int | None) -> int:
+    """Tokens of a file such as a PDF: 192, and one for each 20 bytes up to 150,000; 1,000 for an unseen one.
+
+    Args:
+        size_bytes: Of the file; None where only an id or a URL is given.
+    """
+    if size_bytes is None:
+        return UNSEEN_FILE_TOKENS
+    return _FILE_TOKENS + min(_FILE_MAX_TOKENS, math.ceil(size_bytes / _FILE_BYTES_PER_TOKEN))

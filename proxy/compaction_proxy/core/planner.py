@@ -1,0 +1,290 @@
+"""What to take: from a policy and a conversation to what shall replace which spans. No effects.
+
+All indices count the client's non-privileged messages; all sizes are counted tokens.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from compaction_proxy.core.checkpoint import Checkpoint
+from compaction_proxy.core.ledger.client_forms import find_user_messages
+from compaction_proxy.core.message import Message, Span, latest_user
+from compaction_proxy.core.strategies import Policy
+from compaction_proxy.core.tail import Room, boundary, chain_records, sizes
+from compaction_proxy.core.trigger import Gained
+
+# Runs smaller than this are not worth a summary, in tokens.
+LEAST_RUN_TOKENS = 48
+# A run's summary is expected to take this share of it.
+RUN_SHARE = 0.3
+
+
+class Fill(NamedTuple):
+    """What will stand in for a span.
+
+    Attributes:
+        kind: `before`: what stood there already. `text`: the summary of a group. `records`: a chain of
+            frozen records. `mask` and `cap`: the message itself, shortened. `nothing`.
+        at: Of `before` the number of the earlier span, of `text` and `records` that of the group, of `mask`
+            and `cap` the index of the message.
+    """
+
+    kind: Literal["before", "text", "records", "mask", "cap", "nothing"]
+    at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One round to be made.
+
+    Attributes:
+        round: Its number, 1 for the first; that of the round before where nothing is summarised.
+        length: The round will speak of the messages `[0, length)`.
+        spans: What will be replaced, sorted and disjoint.
+        fills: What will stand in for each.
+        groups: Indices of what is summarised: one text is wanted for each group.
+        carried: Index of the user message whose text moves into the stand-in.
+        frozen: Number of the earlier records that stay.
+    """
+
+    round: int
+    length: int
+    spans: tuple[Span, ...]
+    fills: tuple[Fill, ...]
+    groups: tuple[tuple[int, ...], ...] = ()
+    carried: int | None = None
+    frozen: int = 0
+
+    @property
+    def fresh(self) -> tuple[int, ...]:
+        """Indices of what no earlier round has replaced, in order."""
+        return tuple(index for group in self.groups for index in group)
+
+    @property
+    def gone(self) -> tuple[int, ...]:
+        """Indices of what this round takes out of the effective list, in order."""
+        return tuple(
+            index
+            for span, fill in zip(self.spans, self.fills, strict=True)
+            if fill.kind not in {"before", "mask", "cap"}
+            for index in range(span.start, span.stop)
+        )
+
+
+def plan(
+    messages: Sequence[Message],
+    effective: Sequence[Message],
+    policy: Policy,
+    earlier: Checkpoint | None,
+    room: Room,
+) -> Plan | None:
+    """The round that the policy would make now, or None if there is nothing to take.
+
+    `messages` are the client's non-privileged ones, `effective` is the whole effective list, privileged
+    messages and stand-ins included, and `earlier` the checkpoint that has been applied for it.
+    """
+    if len(effective) <= policy.least_messages:
+        return None
+    stop = boundary(messages, effective, policy, earlier, room)
+    gone = earlier.gone if earlier else frozenset()
+    taken = _taken(messages, policy, gone, stop)
+    fresh = tuple(index for index in taken if index not in gone)
+    carried = latest if (latest := latest_user(messages)) in taken else None
+    if not fresh or fresh == (carried,):
+        return None
+    if policy.takes == "runs":
+        return _runs(messages, policy, earlier, room, fresh)
+    if policy.earlier == "leave":
+        return _added(stop, earlier, (fresh,), summarised=policy.summary is not None)
+    if policy.earlier == "freeze":
+        return _chained(messages, policy, earlier, room, taken)
+    return _integrated(stop, earlier, taken, fresh, carried)
+
+
+def _taken(messages: Sequence[Message], policy: Policy, gone: frozenset[int], stop: int) -> list[int]:
+    """What does not stay. What is gone stays gone, even where more is kept now."""
+    latest = latest_user(messages) if policy.frame.request is None else None
+    task = task_index(messages) if policy.keep.task else None
+    return sorted((gone | set(range(stop))) - {latest, task})
+
+
+def gained(messages: Sequence[Message], earlier: Checkpoint | None) -> Gained:
+    """What the client's non-privileged list has gained since the last round was made."""
+    new = messages[max(earlier.length, earlier.listed) if earlier else 0 :]
+    return Gained(
+        messages=len(new),
+        turns=sum(1 for message in new if message.role == "user" and not message.answers),
+        iterations=sum(1 for message in new if message.role == "assistant"),
+    )
+
+
+def task_index(messages: Sequence[Message]) -> int | None:
+    """Index of the task, the first message that the user has written; None if there is none."""
+    return next(find_user_messages(messages), None)
+
+
+def _together(indices: Iterable[int]) -> Iterator[Span]:
+    """The spans that sorted indices form."""
+    start = last = None
+    for index in indices:
+        if last is not None and start is not None and index != last + 1:
+            yield Span(start, last + 1)
+            start = index
+        start = index if start is None else start
+        last = index
+    if start is not None and last is not None:
+        yield Span(start, last + 1)
+
+
+def _before(earlier: Checkpoint | None) -> list[tuple[Span, Fill]]:
+    """What the earlier round put where, to be left as it is."""
+    return [(span, Fill("before", k)) for k, span in enumerate(earlier.spans if earlier else ())]
+
+
+def _edits_outside(earlier: Checkpoint | None, taken: Sequence[int]) -> list[tuple[Span, Fill]]:
+    """Messages that the earlier round shortened and this one leaves in place."""
+    edited = (earlier.edited if earlier else frozenset()).difference(taken)
+    return [(span, fill) for span, fill in _before(earlier) if span.start in edited]
+
+
+def _next(
+    stop: int,
+    earlier: Checkpoint | None,
+    pieces: Sequence[tuple[Span, Fill]],
+    groups: Sequence[Sequence[int]],
+) -> Plan:
+    """The round behind the earlier one. It never speaks of less: the deepest round is the one that holds."""
+    placed = sorted(pieces)
+    return Plan(
+        round=(earlier.round if earlier else 0) + 1,
+        length=max(stop, placed[-1][0].stop, earlier.length if earlier else 0),
+        spans=tuple(span for span, _ in placed),
+        fills=tuple(fill for _, fill in placed),
+        groups=tuple(tuple(group) for group in groups),
+    )
+
+
+def _integrated(
+    stop: int,
+    earlier: Checkpoint | None,
+    taken: Sequence[int],
+    fresh: Sequence[int],
+    carried: int | None,
+) -> Plan:
+    """One stand-in for all that is taken, earlier rounds included."""
+    first, *others = _together(taken)
+    pieces = [(first, Fill("text")), *((span, Fill("nothing")) for span in others)]
+    made = _next(stop, earlier, [*pieces, *_edits_outside(earlier, taken)], (fresh,))
+    return replace(made, carried=carried)
+
+
+def _added(
+    stop: int, earlier: Checkpoint | None, groups: Sequence[Sequence[int]], *, summarised: bool
+) -> Plan:
+    """These groups replaced beside what the earlier round did; edits inside them go."""
+    new: list[tuple[Span, Fill]] = []
+    for group_number, group in enumerate(groups):
+        first, *others = _together(group)
+        new.append((first, Fill("text", group_number) if summarised else Fill("nothing")))
+        new += [(span, Fill("nothing")) for span in others]
+    inside = {index for group in groups for index in group}
+    before = [each for each in _before(earlier) if each[0].start not in inside]
+    return _next(stop, earlier, [*before, *new], groups if summarised else ())
+
+
+def _runs(
+    messages: Sequence[Message], policy: Policy, earlier: Checkpoint | None, room: Room, fresh: Sequence[int]
+) -> Plan | None:
+    """Runs of assistant and tool messages, the earliest first, until the request is under T."""
+    groups: list[list[int]] = []
+    size, forwarded = room.size, sizes(messages, earlier)
+    for run in _spoken(messages, fresh):
+        tokens = sum(forwarded[index] for index in run)
+        if tokens < LEAST_RUN_TOKENS:
+            continue
+        groups.append(run)
+        size -= int(tokens * (1 - RUN_SHARE))
+        if size < (room.target or room.trigger) or policy.one_run:
+            break
+    if not groups:
+        return None
+    return _added(groups[-1][-1] + 1, earlier, groups, summarised=True)
+
+
+def _spoken(messages: Sequence[Message], indices: Sequence[int]) -> Iterator[list[int]]:
+    """Runs of neighbouring assistant and tool messages among these."""
+    run: list[int] = []
+    for index in indices:
+        ours = messages[index].role == "assistant" or bool(messages[index].answers)
+        if run and (not ours or index != run[-1] + 1):
+            yield run
+            run = []
+        if ours:
+            run.append(index)
+    if run:
+        yield run
+
+
+def _chained(
+    messages: Sequence[Message], policy: Policy, earlier: Checkpoint | None, room: Room, taken: Sequence[int]
+) -> Plan:
+    """A further record of a growing chain; or all of it anew, once it has grown too long."""
+    rounds = earlier.rounds if earlier else ()
+    anew = _too_long(policy, earlier, room)
+    kept = 0 if anew else len(rounds)
+    gone = earlier.gone if earlier and not anew else frozenset()
+    spans = tuple(_together(taken))
+    task = task_index(messages)
+    holder = next((k for k, span in enumerate(spans) if task is None or span.start > task), 0)
+    pieces = [(span, Fill("records" if k == holder else "nothing")) for k, span in enumerate(spans)]
+    fresh = [index for index in taken if index not in gone]
+    made = _next(taken[-1] + 1, earlier, [*pieces, *_edits_outside(earlier, taken)], (fresh,))
+    return replace(made, frozen=kept)
+
+
+def _too_long(policy: Policy, earlier: Checkpoint | None, room: Room) -> bool:
+    if earlier is None or policy.layout is None or not earlier.rounds:
+        return False
+    records = chain_records(earlier)
+    if room.anew:
+        return True
+    if len(records) == 1:  # one record instead of one would be no shorter
+        return False
+    most = policy.layout.chain_share * (room.target or room.trigger)
+    return len(records) >= policy.layout.rounds or sum(each.tokens for each in records) > most
+
+
+def unchanged(earlier: Checkpoint | None) -> Plan:
+    """What the earlier round did and nothing more, for `with_edits`."""
+    if earlier is None:
+        return Plan(0, 0, (), ())
+    return Plan(
+        round=earlier.round,
+        length=earlier.length,
+        spans=earlier.spans,
+        fills=tuple(fill for _, fill in _before(earlier)),
+        carried=earlier.carried,
+        frozen=len(earlier.rounds),
+    )
+
+
+def with_edits(made: Plan, edits: Mapping[int, Literal["mask", "cap"]]) -> Plan:
+    """The plan with these messages shortened where they stand."""
+    new = [(Span(index, index + 1), Fill(kind, index)) for index, kind in edits.items()]
+    pieces = sorted(
+        [
+            *(
+                (span, fill)
+                for span, fill in zip(made.spans, made.fills, strict=True)
+                if span.start not in edits
+            ),
+            *new,
+        ]
+    )
+    return replace(
+        made,
+        length=max(made.length, pieces[-1][0].stop if pieces else 0),
+        spans=tuple(span for span, _ in pieces),
+        fills=tuple(fill for _, fill in pieces),
+    )

@@ -1,0 +1,112 @@
+"""Making a list valid that we are about to rewrite. A list that needs no rewriting is never repaired."""
+
+from collections.abc import Iterator, Sequence
+
+from compaction_proxy.core.message import Message, exchanges
+
+NO_RESPONSE = "Tool no response"
+UNDERSTOOD = "Understood."
+GO_ON = "Please go on."
+
+
+def _answered(exchange: Sequence[Message]) -> Iterator[Message]:
+    """The calling message, then one answer for each of its calls.
+
+    Pairing is by position: ids may be reused within a conversation, so an answer belongs to the calls that
+    it directly follows. A second answer to the same call and an answer to no call are dropped.
+    """
+    caller, *answers = exchange
+    yield caller
+    open_calls = [call.id for call in caller.calls]
+    for answer in answers:
+        matched = set(answer.answers).intersection(open_calls)
+        for each in matched:
+            open_calls.remove(each)
+        if matched:
+            yield answer
+    legacy = len(caller.calls) == 1 and not caller.calls[0].id
+    for each in open_calls:
+        role = "function" if legacy else "tool"
+        yield Message(
+            role=role, text=NO_RESPONSE, name=caller.calls[0].name if legacy else "", answers=(each,)
+        )
+
+
+def sound(messages: Sequence[Message]) -> bool:
+    """Whether `repair` would leave the list as it is."""
+    unanswered: list[str] = []
+    calling = False  # whether an answer may stand here
+    for message in messages:
+        if message.answers:
+            matched = set(message.answers).intersection(unanswered) if calling else ()
+            if not matched:
+                return False
+            for each in matched:
+                unanswered.remove(each)
+            continue
+        if unanswered or (message.role == "assistant" and message.empty):
+            return False
+        calling = bool(message.calls)
+        unanswered = [call.id for call in message.calls]
+    return not unanswered
+
+
+def repair(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The list with calls answered, orphaned results dropped and empty assistant messages dropped.
+
+    Fixed messages between a call and its results move before the call.
+    """
+    repaired: list[Message] = []
+    ordered = _fixed_first(messages)
+    for exchange in exchanges(ordered):
+        run = ordered[exchange.start : exchange.stop]
+        if run[0].calls:
+            repaired.extend(_answered(run))
+        elif run[0].answers or (run[0].role == "assistant" and run[0].empty):
+            continue
+        else:
+            repaired.append(run[0])
+    return tuple(repaired)
+
+
+def _fixed_first(messages: Sequence[Message]) -> list[Message]:
+    """The list with fixed messages moved out of the gap between a call and its results."""
+    ordered: list[Message] = []
+    unit: list[Message] = []  # a message with calls, and the results that have followed it
+    gap: list[Message] = []  # fixed messages since then
+    for message in messages:
+        if unit and message.is_fixed:
+            gap.append(message)
+        elif unit and message.answers:
+            ordered += gap
+            gap = []
+            unit.append(message)
+        else:
+            ordered += unit + gap
+            unit, gap = ([message], []) if message.calls else ([], [])
+            ordered += [] if unit else [message]
+    return ordered + unit + gap
+
+
+def alternate(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The list for a backend that demands user and assistant in turn, beginning with user.
+
+    Two user messages get an acknowledging assistant message between them, two assistant messages a
+    one-line user message. Privileged messages and tool results are left where they are, and parts of one
+    message of the client's together.
+    """
+    made: list[Message] = []
+    last = "assistant"
+    for message in messages:
+        if made and message.source is not None and made[-1].source is message.source:
+            made.append(message)
+            continue
+        if message.role in {"user", "assistant"}:
+            if message.role == last:
+                filler = ("assistant", UNDERSTOOD) if last == "user" else ("user", GO_ON)
+                made.append(Message(role=filler[0], text=filler[1]))
+            last = message.role
+        elif message.answers:
+            last = "user"
+        made.append(message)
+    return tuple(made)

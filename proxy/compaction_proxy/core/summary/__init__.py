@@ -1,0 +1,1 @@
+"""Prompts of summaries, their sections, and checks of what a model answers."""

@@ -1,0 +1,221 @@
+"""A summary without a model: what was done, what the assistant said of it, and where it stopped.
+
+It quotes, so it keeps the language of its source. Of tool results it takes short values of known shapes and
+nothing else, and of what the assistant said no sentence that orders anything, so that nobody is instructed by
+it.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from compaction_proxy.core.ledger.actions import list_actions
+from compaction_proxy.core.ledger.facts import Observed, observed, one_line
+from compaction_proxy.core.ledger.frontier import Frontier, is_idle, read_frontier
+from compaction_proxy.core.ledger.values import values
+from compaction_proxy.core.message import Message
+from compaction_proxy.core.sanitize import defanged
+from compaction_proxy.core.summary.injection import orders
+
+# What is looked at: messages from either end, and characters from either end of each of their texts.
+OLDEST, NEWEST = 300, 700
+TEXT_CHARACTERS = 2_000
+# Sentences: their least and largest size in characters, how many compete, and how many a message may send.
+SHORTEST, LONGEST = 20, 300
+CANDIDATES = 600
+A_MESSAGE = 6
+# Two sentences that share more of their words than this say the same.
+SAME = 0.6
+# Shares of the room: for what was done and where it stopped, and of what they leave for sentences.
+WORK_SHARE, STATE_SHARE, SAID_SHARE = 0.75, 0.25, 0.85
+LINE_CHARACTERS = 160
+# Of a call that only read: arguments, and their characters.
+READ_ARGUMENTS, READ_CHARACTERS = 3, 60
+LINES = 40
+
+_SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+|(?<=[\u3002\uff01\uff1f])\s*|\n+")
+_CODE = re.compile(r"^[ \t]*```.*?(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+_WORD = re.compile(r"[^\W_]{2,}")
+_BULLET = re.compile(r"[-*•]\s+")
+_NOISE = re.compile(r"^\s*(?:```|[|<>{}\[\]#$]|\d+[:|]|---)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Sentence:
+    """A sentence that may be quoted.
+
+    Attributes:
+        text: As written, on one line.
+        at: Index of its message.
+        turn: Number of user messages before it.
+        words: What it is made of.
+        edge: Whether it opens or closes its message.
+    """
+
+    text: str
+    at: int
+    turn: int
+    words: frozenset[str]
+    edge: bool
+
+
+def _window(length: int) -> list[int]:
+    """The indices that are looked at."""
+    if length <= OLDEST + NEWEST:
+        return list(range(length))
+    return [*range(OLDEST), *range(length - NEWEST, length)]
+
+
+def _ends(text: str) -> str:
+    return (
+        text if len(text) <= 2 * TEXT_CHARACTERS else f"{text[:TEXT_CHARACTERS]}\n{text[-TEXT_CHARACTERS:]}"
+    )
+
+
+def _line(text: str) -> str:
+    return defanged(one_line(text, LINE_CHARACTERS))
+
+
+def _split(text: str) -> list[str]:
+    """The sentences of a text that are worth quoting."""
+    prose = _CODE.sub("\n", _ends(text))
+    found = (
+        _BULLET.sub("", " ".join(each.split()), count=1)
+        for each in _SENTENCE.split(prose)
+        if not _NOISE.match(each)
+    )
+    return [
+        each for each in found if SHORTEST <= len(each) <= LONGEST and not orders(each) and not is_idle(each)
+    ]
+
+
+def _sentences(messages: Sequence[Message], role: str) -> Iterator[_Sentence]:
+    turn = 0
+    for at in _window(len(messages)):
+        message = messages[at]
+        user = message.role == "user" and not message.answers
+        turn += user
+        if message.role != role or message.answers:
+            continue
+        pieces = _split(message.text)
+        chosen = pieces[: A_MESSAGE // 2] + pieces[A_MESSAGE // 2 :][-(A_MESSAGE // 2) :]
+        for number, piece in enumerate(chosen):
+            words = frozenset(word.casefold() for word in _WORD.findall(piece))
+            edge = number in {0, len(chosen) - 1}
+            yield _Sentence(_quoted(piece), at, turn, words, edge)
+
+
+def _quoted(piece: str) -> str:
+    return defanged(one_line(piece, LONGEST))
+
+
+def _ranked(sentences: Sequence[_Sentence], length: int) -> list[_Sentence]:
+    """The sentences by how much they tell: rare words, exact values, the ends of messages, the newest."""
+    known = Counter(word for each in sentences for word in each.words)
+    total = len(sentences) + 1
+
+    def score(each: _Sentence) -> float:
+        told = math.fsum(math.log(total / known[word]) for word in each.words) / (4 + len(each.words))
+        exact = sum(1 for _ in islice(values(each.text), 4))
+        return told * (1 + 0.15 * exact) * (1.15 if each.edge else 1.0) * (1 + 0.5 * each.at / length)
+
+    return sorted(sentences, key=lambda each: (-score(each), each.at))
+
+
+def _chosen(sentences: Sequence[_Sentence], length: int, characters: int) -> list[_Sentence]:
+    """As many as there is room for, no two alike, and no turn taking more than twice its share."""
+    turns = len({each.turn for each in sentences})
+    quota = max(LONGEST, 2 * characters // max(1, turns))
+    spent: Counter[int] = Counter()
+    chosen: list[_Sentence] = []
+    for each in _ranked(sentences, length)[:CANDIDATES]:
+        size = len(each.text) + 20
+        if size > characters - spent.total() or spent[each.turn] + size > quota:
+            continue
+        if any(len(each.words & other.words) > SAME * len(each.words) for other in chosen):
+            continue
+        chosen.append(each)
+        spent[each.turn] += size
+    return sorted(chosen, key=lambda each: each.at)
+
+
+def _work(frontier: Frontier, seen: Sequence[Observed], characters: int) -> Iterator[str]:
+    """What was done, changes first, then what was run, then what was read; the newest first."""
+    writes = [each for each in frontier.actions if each[1].is_write]
+    yield from list_actions(writes, characters)
+    written = {value for _, action in writes for _, value in action.arguments}
+    paths = [each for each in seen if each.kind == "path" and each.deeds and not re.search(r"\s", each.text)]
+    changed = [each for each in paths if each.deeds != ("read",) and each.text not in written]
+    for each in sorted(changed, key=lambda path: -path.at):
+        yield f"- {_line(each.text)}: {', '.join(each.deeds)}"
+    others = [each for each in frontier.actions if not each[1].is_write]
+    ran = [each for each in others if each[1].has_failed or not each[1].is_read]
+    yield from list_actions(ran, characters)
+    read: dict[str, dict[str, None]] = {}
+    for _, action in reversed(others):
+        if action.is_read and not action.has_failed and action.arguments:
+            asked = " ".join(value for _, value in action.arguments[:READ_ARGUMENTS])
+            read.setdefault(action.tool, {}).setdefault(one_line(asked, READ_CHARACTERS))
+    told = (f"{_line(tool)} {', '.join(map(_line, targets))}" for tool, targets in read.items())
+    if read:
+        yield _cut_line(f"- read: {'; '.join(told)}")
+
+
+def _cut_line(line: str) -> str:
+    """A line with as many of its items as there is room for."""
+    return line if len(line) <= LINE_CHARACTERS else line[:LINE_CHARACTERS].rpartition(",")[0]
+
+
+def _state(messages: Sequence[Message], name: Callable[[int], str], frontier: Frontier) -> Iterator[str]:
+    """Where it stopped: the last step and what came of it, what was left open, and what was said last."""
+    if (step := frontier.find_last_step(range(len(messages)))) is not None:
+        yield f"- last step: {defanged(step.describe())} ({name(step.at)})"
+    for end in reversed(frontier.loose_ends):
+        yield f"- {end.kind}: {defanged(end.text)} ({name(end.at)})"
+    recent = range(len(messages) - 1, max(-1, len(messages) - NEWEST), -1)
+    said_last = (at for at in recent if messages[at].role == "assistant" and _split(messages[at].text))
+    if (at := next(said_last, None)) is not None:
+        yield f"- said last: {_quoted(_split(messages[at].text)[-1])} ({name(at)})"
+
+
+def _section(title: str, lines: Iterator[str], characters: int) -> str:
+    """A heading and the lines that fit under it; empty where none does."""
+    room, kept = characters - len(title) - 1, []
+    for line in islice(lines, LINES):
+        if len(line) + 1 <= room:
+            kept.append(line)
+            room -= len(line) + 1
+    return "\n".join([title, *kept]) if kept else ""
+
+
+def _counts(messages: Sequence[Message]) -> str:
+    roles = Counter(each.role for each in messages if not each.empty)
+    return ", ".join(f"{count} {_line(role)}" for role, count in roles.most_common())
+
+
+def extractive(messages: Sequence[Message], characters: int, name: Callable[[int], str]) -> str:
+    """A summary made of what stands in the messages; empty only where they say nothing.
+
+    Args:
+        messages: What to summarise. Of very many, and of very long ones, both ends are looked at.
+        characters: Size allowed.
+        name: Id of the message at an index, to cite it by.
+    """
+    if characters <= 0 or all(each.empty for each in messages):
+        return ""
+    window = _window(len(messages))
+    seen = observed(messages, window)
+    frontier = read_frontier(messages)
+    room = int(WORK_SHARE * characters)
+    work = _section("Done:", _work(frontier, seen, room - len("Done:\n")), room)
+    state = _section("Where it stopped:", _state(messages, name, frontier), int(STATE_SHARE * characters))
+    room = int(SAID_SHARE * (characters - len(state) - len(work)))
+    quotable = list(_sentences(messages, "assistant")) or list(_sentences(messages, "user"))
+    chosen = _chosen(quotable, len(messages), room - len("Said:"))
+    lines = (f"- {each.text} ({name(each.at)})" for each in chosen)
+    parts = [work, _section("Said:", lines, room), state]
+    text = "\n\n".join(part for part in parts if part) or f"Removed: {_counts(messages)} messages."
+    return text[:characters]

@@ -1,0 +1,81 @@
+"""Orders in a text that may not give any: rules, and imperatives to whoever reads it."""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from compaction_proxy.core.ledger import cues
+from compaction_proxy.core.ledger.statements import folded, statements
+
+# How much of what an order is about must stand in one statement of a user.
+BACKING = 0.5
+# Statements of users that are compared, newest first.
+STATEMENTS = 3_000
+
+# Nothing of it is given back: a row of such words would else be read in as many ways as it has gaps.
+_START = r"\W*+(?:(?:please|and|so|then|note|rule|important|reminder)\b\W*+)*+"
+_IMPERATIVE = re.compile(
+    rf"{_START}(?:(?:do not|don't|never|always|avoid|make sure|be sure|remember) \w|"
+    r"only (?!the|a|an|one|two|this|that|these|those|on|in|for|if|when|after|with|\w+(?:ed|s)\b)\w+ \w|"
+    r"(?:ignore|disregard|forget|override|bypass) (?:\w+ ){0,3}(?:instructions?|prompts?|rules?|above|"
+    r"everything|previous|messages?|polic(?:y|ies)|guidelines?|restrictions?)\b|"
+    r"(?:obey|comply|pretend|reveal|exfiltrate|leak|act as|you are now|from now on|act like)\b)",
+    re.IGNORECASE,
+)
+_ADDRESSED = re.compile(
+    r"\b(?:you|(?:the|any|every|future|next|this) (?:assistants?|agents?|models?|ai|llm|readers?)) "
+    r"(?:should|must|shall|needs? to|ha(?:s|ve) to|will (?:always|never|now)|may (?:only|not|never)|"
+    r"are (?:now|to)|is to|can(?:not|'t) )",
+    re.IGNORECASE,
+)
+_INJECTED = re.compile(
+    r"\b(?:when(?:ever)?|if) (?:you )?summari[sz]\w*|\bsystem prompt\b|"
+    r"\b(?:ignore|disregard|forget|override) (?:all|any|every\w*|the|your|previous|prior|earlier)\b|"
+    r"ignorier\w* (?:alle|die)|ignore[sz]? (?:les|toutes)|ignora (?:las|todas|le|tutte)|"
+    r"忽略(?:所有|之前|以上)|無視して|игнорируй",
+    re.IGNORECASE,
+)
+_NEGATION = re.compile(
+    r"\b(?:not?|never|don't|doesn't|mustn't|can't|cannot|without|avoid|forbidden|prohibited|nie|niemals|nicht|"
+    r"kein\w*|ohne|verboten|jamais|pas|sans|interdite?|nunca|jamás|sin|prohibido|não|sem|proibid[oa]|mai|non|"
+    r"senza|vietato|нельзя|никогда|не|без|запрещено)\b|不|禁止|切勿|ない|しないで|नहीं|मत|لا |ممنوع|يُمنع",
+)
+
+
+def orders(sentence: str) -> bool:
+    """Whether a sentence reads as a rule, or as an order to its reader."""
+    plain = folded(sentence)
+    if _INJECTED.search(plain) or _IMPERATIVE.match(plain) or _ADDRESSED.search(plain):
+        return True
+    return cues.RULE.search(cues.NARRATIVE.sub(" ", plain)) is not None
+
+
+def _words(text: str) -> frozenset[str]:
+    """What a text is about: stems, and exact values."""
+    found = statements(text)
+    stems = (each.words for each in found)
+    exact = (frozenset(value for _, value in each.values) for each in found)
+    return frozenset().union(*stems, *exact)
+
+
+# One summary asks of the same texts many times; to hold more would be to hold whole conversations.
+@lru_cache(maxsize=2)
+def _said(texts: tuple[str, ...]) -> tuple[tuple[frozenset[str], bool], ...]:
+    """Statements of users: what each is about, and whether it is negated."""
+    found: list[tuple[frozenset[str], bool]] = []
+    for text in reversed(texts):
+        found += [
+            (each.words | {value for _, value in each.values}, bool(_NEGATION.search(folded(each.text))))
+            for each in statements(text)
+        ]
+        if len(found) >= STATEMENTS:
+            break
+    return tuple(found[:STATEMENTS])
+
+
+def backed(order: str, texts: Sequence[str]) -> bool:
+    """Whether one of the users' texts says what an order says, with the same sign."""
+    about, negated = _words(order), bool(_NEGATION.search(folded(order)))
+    return bool(about) and any(
+        negated == sign and len(about & words) >= BACKING * len(about) for words, sign in _said(tuple(texts))
+    )

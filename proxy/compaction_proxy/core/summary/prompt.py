@@ -1,0 +1,128 @@
+"""Summaries as data: what the summary model is given, and what of its answer may be used.
+
+Instructions come first and are the same in every call, so that a provider's prompt cache hits; size,
+language and everything from the conversation are data behind them. What the model writes is data too.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from compaction_proxy.core.ledger.client_forms import find_user_messages
+from compaction_proxy.core.message import Message
+from compaction_proxy.core.sanitize import defanged
+from compaction_proxy.core.strategies import SummaryShape
+from compaction_proxy.core.summary.answer import clean, is_unfinished, texts, validated
+from compaction_proxy.core.summary.transcript import CUT_MARK, fenced, nonce, transcript
+
+__all__ = [
+    "CUT_MARK",
+    "NO_TASK",
+    "aligned_prompt",
+    "clean",
+    "is_unfinished",
+    "prompt",
+    "task_of",
+    "texts",
+    "transcript",
+    "validated",
+]
+
+NO_TASK = "Unknown task"
+NONE_YET = "None: this is the first compaction round."
+ALIGNED_END = (
+    "The conversation is everything above this message. Do not go on with it and call no tools: your answer "
+    "is the text that was described, and nothing else."
+)
+# English prose; a size in words is kept better than one in tokens.
+WORDS_PER_TOKEN = 0.7
+
+
+def _size(tokens: int, language: str, runs: int) -> str:
+    words = max(10, int(tokens * WORDS_PER_TOKEN))
+    together = f" for all {runs} texts together" if runs > 1 else ""
+    named = language or "the language that the user writes in"
+    return f"At most {tokens} tokens, which is about {words} words{together}. Write in {named}."
+
+
+def _marks(runs: int) -> str:
+    """How an answer about several runs is laid out."""
+    marks = "\n".join(f"=== RUN {number} ===" for number in range(1, runs + 1))
+    return (
+        f"There are {runs} runs. Write one text for each, in their order, each behind a line that holds its "
+        f"mark and nothing else. The marks are:\n{marks}"
+    )
+
+
+def _numbered(groups: Sequence[Sequence[Message]], shape: SummaryShape) -> Iterator[str]:
+    """The groups as transcripts, numbered through."""
+    first = 0
+    for group in groups:
+        yield transcript(group, shape, first)
+        first += len(group)
+
+
+def prompt(
+    groups: Sequence[Sequence[Message]],
+    shape: SummaryShape,
+    *,
+    task: str,
+    earlier: Sequence[str],
+    language: str,
+    tokens: int,
+) -> str:
+    """The data of a summary call.
+
+    Everything that comes from the conversation stands between tags whose name holds a digest of all of it, so
+    that nothing inside can close them, and is made harmless (`core.sanitize`).
+
+    Args:
+        groups: What to summarise. Several are runs that get a text each (`texts` tells them apart).
+        shape: How much of a message is shown.
+        task: The user's task; empty where the strategy does not show it.
+        earlier: Summaries of earlier rounds, oldest first.
+        language: English name of the language to write in; empty if it is not known.
+        tokens: Size asked for.
+    """
+    held = list(_numbered(groups, shape)) or [""]
+    before, asked = [defanged(each) for each in earlier], defanged(task)
+    mark = nonce([*held, *before, asked])
+    known = [fenced("summary", each, mark) for each in before] or [NONE_YET]
+    parts = [f"## Size and Language\n{_size(tokens, language, len(groups))}"]
+    parts.append("\n".join(["## Previous Summary", *known]))
+    parts += [f"## Original User Task\n{fenced('task', asked, mark)}"] if asked else []
+    return "\n\n".join([*parts, *_material(held, mark)])
+
+
+def _material(held: Sequence[str], mark: str) -> list[str]:
+    """The fenced transcripts, each run behind its own number where there are several."""
+    if len(held) == 1:
+        return [f"## Messages to Summarize\n{fenced('transcript', held[0], mark)}"]
+    runs = [fenced(f"run-{number}", each, mark) for number, each in enumerate(held, 1)]
+    return [f"## Runs to Summarize\n{_marks(len(held))}", *runs]
+
+
+def aligned_prompt(instructions: str, *, language: str, tokens: int, groups: int) -> str:
+    """The last user message of an aligned call: the conversation to summarise is all that stands above it.
+
+    Args:
+        instructions: The strategy's instructions, first, so that they are the same in every call.
+        language: English name of the language to write in; empty if it is not known.
+        tokens: Size asked for.
+        groups: Runs of assistant and tool messages that get a text each, counted from the earliest.
+    """
+    parts = [
+        instructions.strip(),
+        f"## Size and Language\n{_size(tokens, language, groups)}",
+        ALIGNED_END,
+    ]
+    if groups > 1:
+        which = (
+            f"A run is an unbroken row of assistant messages and tool results; take the {groups} earliest."
+        )
+        parts.insert(2, f"## Runs to Summarize\n{which} {_marks(groups)}")
+    return "\n\n".join(parts)
+
+
+def task_of(messages: Iterable[Message]) -> Message | None:
+    """The task: the first message that the user has written."""
+    listed = tuple(messages)
+    return next((listed[index] for index in find_user_messages(listed)), None)

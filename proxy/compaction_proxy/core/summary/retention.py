@@ -1,0 +1,116 @@
+"""What a round has kept: which of the facts in the messages it replaces the model still sees, word for word.
+
+Facts are what `core.ledger.facts` observes, by larger kinds, and the user's rules. Time is linear in what is
+at, and that is bounded: this is told to people, and no round waits long for it.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+
+from compaction_proxy.core.ledger.facts import HEAD_CHARACTERS, TAIL_CHARACTERS, Shown, shown
+from compaction_proxy.core.message import Message
+
+# Of the messages replaced, the newest are looked at up to so many characters; of what is seen, the first.
+MAX_CHARACTERS = 1_000_000
+MAX_SEEN_CHARACTERS = 500_000
+# Facts of each kind, the newest.
+MAX_FACTS = 500
+# Places at which a fact is looked for: those of its rarest word.
+MAX_PLACES = 200
+RULE = "rule"
+
+_KINDS = {
+    "path": "path", "command": "command", "error": "error", "exit": "error",
+    "url": "url", "host": "url", "address": "url",
+    "id": "id", "code": "id", "commit": "id", "branch": "id", "email": "id",
+    "money": "number", "version": "number", "date": "number", "port": "number",
+}  # fmt: skip
+_WORD = re.compile(r"\w+")
+
+
+class _Seen:
+    """A text in which the places of each word are known."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._text = _joined(texts)
+        self._places: defaultdict[str, list[int]] = defaultdict(list)
+        for found in _WORD.finditer(self._text):
+            self._places[found.group()].append(found.start())
+
+    def holds(self, fact: str) -> bool:
+        """Whether a fact stands there, and not as a part of a longer word."""
+        if not fact.isascii():  # not every script parts its words
+            return fact in self._text
+        words = [(self._places.get(found.group(), ()), found.start()) for found in _WORD.finditer(fact)]
+        if not words:
+            return fact in self._text
+        places, offset = min(words, key=lambda word: len(word[0]))
+        return any(self._whole(place - offset, fact) for place in islice(places, MAX_PLACES))
+
+    def _whole(self, start: int, fact: str) -> bool:
+        stop = start + len(fact)
+        if start < 0 or not self._text.startswith(fact, start):
+            return False
+        before, after = self._text[start - 1 : start], self._text[stop : stop + 1]
+        return not (_one_word(before, fact[0]) or _one_word(fact[-1], after))
+
+
+def _one_word(left: str, right: str) -> bool:
+    """Whether these neighbours are parts of the same word."""
+    return bool(_WORD.match(left) and _WORD.match(right))
+
+
+def _joined(texts: Iterable[str]) -> str:
+    """The beginning of all texts, white space as single spaces."""
+    parts, left = [], MAX_SEEN_CHARACTERS
+    for text in texts:
+        parts.append(text[:left])
+        left -= len(text)
+        if left <= 0:
+            break
+    return " ".join(" ".join(parts).split())
+
+
+def _facts(removed: Sequence[Message], shown: Callable[[Message], Sequence[Shown]]) -> dict[str, list[str]]:
+    """The facts of each kind, newest first, each once."""
+    found: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for message in _newest(removed):
+        for kind, text, *_ in reversed(shown(message)):
+            if kind in _KINDS and text:
+                found[_KINDS[kind]].setdefault(" ".join(text.split()))
+    return {kind: list(islice(texts, MAX_FACTS)) for kind, texts in found.items()}
+
+
+def _newest(removed: Sequence[Message]) -> Iterator[Message]:
+    left = MAX_CHARACTERS
+    for message in reversed(removed):
+        size = len(message.text) + sum(len(call.arguments) for call in message.calls)
+        left -= min(size, HEAD_CHARACTERS + TAIL_CHARACTERS) + 1
+        if left < 0:
+            return
+        yield message
+
+
+def survived(
+    removed: Sequence[Message],
+    seen: Iterable[str],
+    rules: Sequence[str] = (),
+    shown: Callable[[Message], Sequence[Shown]] = shown,
+) -> Mapping[str, tuple[int, int]]:
+    """How many facts of each kind there were, and how many of them are still seen: kept, then all.
+
+    Kinds are `path`, `command`, `error`, `url`, `id`, `number` (amounts, versions, dates, ports) and `rule`;
+    one of which there was none is left out.
+
+    Args:
+        removed: The messages that a round replaces or shortens, in their order.
+        seen: The texts that the model sees once it is in force, what stands in first.
+        rules: What users have laid down in the removed messages and still holds.
+        shown: What a message shows; `core.ledger.facts.shown`, or a memory of it.
+    """
+    facts = _facts(removed, shown)
+    facts[RULE] = list(dict.fromkeys(" ".join(rule.split()) for rule in rules))[-MAX_FACTS:]
+    text = _Seen(seen)
+    return {kind: (sum(map(text.holds, said)), len(said)) for kind, said in facts.items() if said}

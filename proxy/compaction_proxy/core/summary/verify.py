@@ -1,0 +1,284 @@
+"""A summary compared with what it summarises, without asking a model again.
+
+What the sources do not hold goes: a changed value does more harm than a missing one, and only a user may make
+rules. What later work cannot do without and the summary lost is put behind it, as bare values.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from types import MappingProxyType
+
+from compaction_proxy.core.errors import SummaryFailed
+from compaction_proxy.core.ledger.actions import Action, list_actions
+from compaction_proxy.core.ledger.facts import Observed, observed
+from compaction_proxy.core.ledger.frontier import RequestState, read_frontier
+from compaction_proxy.core.ledger.language import language as language_of
+from compaction_proxy.core.ledger.values import Value, values
+from compaction_proxy.core.message import Message
+from compaction_proxy.core.summary.injection import backed, orders
+from compaction_proxy.core.summary.request_states import NOTHING, correct_states
+
+LEAST_CHARACTERS = 40
+LEAST_SHARE = 1 / 3
+# Fewer words than these show no language. Some scripts have no blanks; two of their characters are a word.
+LEAST_WORDS = 12
+UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0e7f]{2}")
+RECALL = 0.9
+ADDED_SHARE = 0.2
+ADDED_CHARACTERS = 600
+ADDED_VALUE_CHARACTERS = 120
+ADDED = "Additional exact values:"
+# Of the size allowed, however long the summary is.
+CALLS_SHARE = 0.5
+ADDED_CALLS = "Calls that changed something, and how they ended:"
+# How many of the newest messages' identifiers are critical, and what each kind weighs.
+NEWEST = 6
+CRITICAL = 32
+CHANGED_WEIGHT, ERROR_WEIGHT, RECENT_WEIGHT = 3, 3, 2
+# A sentence longer than this is none, and looked at a stretch at a time.
+PIECE_CHARACTERS = 4_000
+# From so many digits on a number is copied, not counted or rounded.
+LONG_DIGITS = 5
+# A shorter one, such as "n-1", is more likely an expression.
+LEAST_CODE = 5
+
+_ENTRY = re.compile(r"\s*(?:[-*+•]|\d{1,3}[.)])?\s*(?:\[[ xX]\]\s*)?")
+_BULLET = re.compile(r"\s*(?:[-*+•]|\d{1,3}[.)])\s")
+_SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+|(?<=[\u3002\uff01\uff1f])\s*")
+_HEADING = re.compile(r"\s*#{1,6} |\s*\|[\s|:-]+\|?\s*$")
+_TOKEN = re.compile(r"[^\W_]+")
+_NUMBER = re.compile(r"\d[\d.,'\u2019\u00a0\u202f ]*")
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_ERROR_NAME = re.compile(
+    r"\b[A-Z]\w{0,60}(?:Error|Exception|Failure)\b|\b[A-Z]{1,4}\d{3,6}\b|\bexit code \d+"
+)
+_ROOTED = re.compile(r"[~./]|[^/]*(?:/[^/]+)*\.\w{1,8}$")
+_EXPLAINED = re.compile(
+    r"(?:utf|sha|iso|base|aes|md|https?|python|ipv|es|x|u?int|float|[uif]|p|h|q|v|node|web|oauth|gpt|c)-?\d{1,4}|"
+    r"\d+-[a-z]+|\d{4}-\d\d.*",
+    re.IGNORECASE,
+)
+_COPIED = frozenset({"url", "email", "id", "money", "commit", "address", "host", "branch", "port"})
+_RECENT = frozenset({"url", "email", "id", "code", "commit", "branch", "money", "port"})
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """What a summary may have its values from.
+
+    Attributes:
+        parts: All of it, folded; read one by one, so that no step holds others up for long.
+    """
+
+    parts: tuple[str, ...]
+
+    @cached_property
+    def text(self) -> str:
+        """All of it."""
+        return "\n".join(self.parts)
+
+    @cached_property
+    def tokens(self) -> frozenset[str]:
+        """Its letters and digits, in runs."""
+        return frozenset({token for part in self.parts for token in _TOKEN.findall(part)})
+
+    @cached_property
+    def numbers(self) -> frozenset[str]:
+        """Its numbers, without signs that group or part their digits."""
+        return frozenset({_digits(number) for part in self.parts for number in _NUMBER.findall(part)})
+
+    def hold(self, value: Value) -> bool:
+        """Whether a value stands in them, as far as can be told."""
+        if value.kind in {"money", "number", "port"}:
+            return _digits(value.text) in self.numbers or value.text in self.text
+        folded = value.text.casefold()
+        if value.kind == "commit":
+            return folded in self.text
+        if self.tokens.issuperset(_TOKEN.findall(folded)) and folded in self.text:
+            return True
+        if value.kind == "version":
+            return folded.removeprefix("v") in self.text
+        return value.kind == "path" and folded.startswith("/") and self._hold_end(folded)
+
+    def _hold_end(self, path: str) -> bool:
+        """Whether the end of a path is known: the directory that work is done in is told elsewhere."""
+        parts = [part for part in path.split("/") if part]
+        return len(parts) > 2 and "/".join(parts[-2:]) in self.text
+
+
+def _digits(number: str) -> str:
+    return re.sub(r"\D", "", number)
+
+
+def _unescaped(arguments: str) -> str:
+    """JSON text with the escapes of its strings resolved, be it valid or not."""
+    return _ESCAPE.sub(
+        lambda found: chr(int(found[1], 16)) if found[1] else {"n": "\n", "t": "\t"}.get(found[2], found[2]),
+        arguments,
+    )
+
+
+def _texts(messages: Iterable[Message]) -> Iterator[str]:
+    for message in messages:
+        yield from (message.text, message.refusal, message.name)
+        for call in message.calls:
+            yield from (call.name, call.id, call.arguments, _unescaped(call.arguments))
+
+
+def _copied(value: Value) -> bool:
+    """Whether a value is one that can only have been copied."""
+    if value.kind == "path":
+        return bool(_ROOTED.match(value.text)) and len(value.text) > 3 and not value.text[0].isupper()
+    if value.kind == "code":
+        made = sum(map(str.isdigit, value.text)) >= 2 or "_" in value.text or "-" in value.text
+        return made and len(value.text) >= LEAST_CODE and not _EXPLAINED.fullmatch(value.text)
+    if value.kind == "version":  # two parts may as well number a section
+        return value.text.startswith("v") or value.text.count(".") > 1
+    return value.kind in _COPIED or (value.kind == "number" and len(_digits(value.text)) >= LONG_DIGITS)
+
+
+def _invents(piece: str, sources: _Sources) -> bool:
+    return any(
+        _copied(value) and not sources.hold(value)
+        for start in range(0, len(piece), PIECE_CHARACTERS)
+        for value in values(piece[start : start + PIECE_CHARACTERS])
+    )
+
+
+def _pieces(line: str) -> tuple[str, list[str]]:
+    """What opens a line, and its sentences; a table row is one."""
+    start = _ENTRY.match(line)
+    opening = start[0] if start else ""
+    body = line[len(opening) :]
+    return opening, [body] if body.startswith("|") else [each for each in _SENTENCE.split(body) if each]
+
+
+def _kept(text: str, sources: _Sources, said: Sequence[str]) -> str:
+    """The text without sentences that hold invented values, or orders that no user gave."""
+    lines = []
+    for line in text.splitlines():
+        opening, pieces = _pieces(line)
+        if _HEADING.match(line):
+            pieces = [line.lstrip("# \t")]
+        sound = [each for each in pieces if not _invents(each, sources)]
+        sound = [each for each in sound if not orders(each) or backed(each, said)]
+        if len(sound) == len(pieces):  # so is an empty line
+            lines.append(line)
+        elif sound:
+            lines.append(opening + " ".join(sound))
+    return "\n".join(lines).strip()
+
+
+def _drop_repeats(text: str) -> str:
+    """The text without entries that stand there already; a section that had no other one says so."""
+    known: set[str] = set()
+    lines, kept = text.splitlines(), list[str]()
+    for line, follower in zip_longest(lines, lines[1:]):
+        if line not in known or len(line) < LEAST_CHARACTERS or not _BULLET.match(line):
+            kept.append(line)
+        elif kept[-1].startswith("#") and not follower:
+            kept.append(NOTHING)
+        known.add(line)
+    return "\n".join(kept)
+
+
+def _weight(text: str) -> int:
+    """Characters of a text that say something: without headings and rulers of tables."""
+    return sum(len(line.strip()) for line in text.splitlines() if not _HEADING.match(line))
+
+
+def _critical(messages: Sequence[Message], writes: Sequence[Action]) -> list[tuple[int, str]]:
+    """What must not be lost, each with its weight, the newest last."""
+    seen = observed(messages, range(len(messages)))
+    errors = [each for each in seen if each.kind in {"error", "exit"}]
+    last = _ERROR_NAME.findall(errors[-1].text)[:1] if errors else []
+    found = [(weight, each.text) for each in seen if (weight := _importance(each, len(messages)))]
+    found += [(ERROR_WEIGHT, name) for name in last]
+    known = {value for _, value in found}
+    targets = dict.fromkeys(
+        each.target[1] for each in writes if not (each.has_failed or re.search(r"\s", each.target[1]))
+    )
+    found += [(CHANGED_WEIGHT, value) for value in targets if value not in known]
+    short = [each for each in found if each[1] and len(each[1]) <= ADDED_VALUE_CHARACTERS]
+    return short[-CRITICAL:]
+
+
+def _importance(each: Observed, length: int) -> int:
+    if re.search(r"\s", each.text):
+        return 0
+    if each.kind == "path" and set(each.deeds) - {"read"}:
+        return CHANGED_WEIGHT
+    recent = each.kind in _RECENT and each.at >= length - NEWEST
+    return RECENT_WEIGHT if recent and _copied(Value(each.kind, each.text, 0)) else 0
+
+
+def _repaired(text: str, messages: Sequence[Message], characters: int) -> str:
+    """The text and behind it what it lacks: calls that changed something, then critical values."""
+    writes = [each for each in read_frontier(messages).actions if each[1].is_write]
+    whole = _add_calls(text, writes, max(characters - len(text), int(CALLS_SHARE * characters)))
+    critical = _critical(messages, [each for _, each in writes])
+    folded = whole.casefold()
+    missing = [each for each in critical if each[1].rpartition("/")[2].casefold() not in folded]
+    lost = sum(weight for weight, _ in missing)
+    if not missing or lost <= (1 - RECALL) * sum(weight for weight, _ in critical):
+        return whole
+    room = int(min(ADDED_CHARACTERS, ADDED_SHARE * len(text))) - len(ADDED) - 2
+    added = ""
+    for _, _, value in sorted((-weight, -at, value) for at, (weight, value) in enumerate(missing)):
+        if len(added) + len(value) + 3 <= room:
+            added += f"\n- {value}"
+    return f"{whole}\n\n{ADDED}{added}" if added else whole
+
+
+def _add_calls(text: str, writes: Sequence[tuple[int, Action]], room: int) -> str:
+    """The text and behind it the calls that changed something, as far as the text lacks words of them."""
+    known = frozenset(_TOKEN.findall(text.casefold()))
+    room -= len(ADDED_CALLS) + 2
+    added = ""
+    for line in list_actions(writes, room):
+        if not known.issuperset(_TOKEN.findall(line.casefold())) and len(added) + len(line) + 1 <= room:
+            added += f"\n{line}"
+    return f"{text}\n\n{ADDED_CALLS}{added}" if added else text
+
+
+def _prose(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if not _HEADING.match(line))
+
+
+def verified(
+    text: str,
+    *,
+    sources: Sequence[Message],
+    earlier: Sequence[str],
+    language: str,
+    states: Mapping[tuple[int, str], RequestState] = MappingProxyType({}),
+    characters: int = 0,
+) -> str:
+    """The summary without what its sources do not back, and with the critical values that it lost.
+
+    Args:
+        text: A summary that `core.summary.answer.validated` let through.
+        sources: The messages that it summarises.
+        earlier: Summaries that the model was shown.
+        language: English name of the language asked for; empty if it is not known.
+        states: How far each request of the conversation has come (`core.ledger.frontier`).
+        characters: Size allowed. What the summary leaves of it is for calls that changed something.
+
+    Raises:
+        SummaryFailed: with the reason `language`, where it is surely in another one, or `unfaithful`, where
+            too little is left.
+    """
+    prose = _prose(text)
+    words = len(UNSPACED.sub(" x ", prose).split())
+    written = language_of([prose]) if words >= LEAST_WORDS else ""
+    if language and written and written != language:
+        raise SummaryFailed("language")
+    held = _Sources(tuple([each.casefold() for each in (*_texts(sources), *earlier)]))
+    said = [each.text for each in sources if each.role == "user" and not each.answers]
+    kept = _kept(text, held, said)
+    if kept != text.strip() and _weight(kept) < max(LEAST_CHARACTERS, LEAST_SHARE * _weight(text)):
+        raise SummaryFailed("unfaithful")
+    return _repaired(_drop_repeats(correct_states(kept, states)), sources, characters)

@@ -1,0 +1,180 @@
+"""The last rungs of the ladder: a request is made to fit without any model, wherever that is possible.
+
+Rungs, each only as far as needed: cap the largest of the older messages, leave out the oldest units, leave
+out all but the last one and cut what is left of it. Privileged messages and the latest user message stay
+whole; stand-ins and the latest message, then the task, are cut last of all, and only once even the safety
+that is kept for the error of estimates would not hold them. The newest unit and the task keep at least head
+and tail: a list that does not fit so does not fit at all.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+
+from compaction_proxy.core.message import Message, latest_user, units
+from compaction_proxy.core.summary.prompt import task_of
+
+# A message is capped to no less than this before others are left out altogether, in tokens.
+CAP_FLOOR = 400
+# Records of ours are cut to no less than this, in tokens; the notice of what is missing takes half.
+CUT_FLOOR = 48
+# Under small limits a message is capped to no less than this part of the limit.
+LEAST_SHARE = 10
+# The newest units stay as they are up to this share of the room that may be shared out.
+NEWEST_SHARE = 0.5
+
+WHOLE = None
+GONE = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Squeeze:
+    """What to do to each message of a list.
+
+    Attributes:
+        allowances: Per message: `WHOLE` to keep it as it is, `GONE` to leave it out, else the tokens that
+            it may keep.
+        limit: The size it is meant for, in tokens: the limit, or more where only that keeps what matters.
+        fits: Whether it then fits.
+    """
+
+    allowances: tuple[int | None, ...]
+    limit: int
+    fits: bool
+
+
+def _cap(sizes: Sequence[int], room: int, floor: int) -> int | None:
+    """The largest cap, at least `floor`, that brings the sum of the sizes into `room`; None if none does."""
+    for done, size in enumerate(sorted(sizes)):
+        rest = len(sizes) - done
+        if size * rest > room:
+            return cap if (cap := room // rest) >= floor else None
+        room -= size
+    return max(sizes, default=floor) if room >= 0 else None
+
+
+def _runs(messages: Sequence[Message]) -> list[list[int]]:
+    """The units, as lists of indices, oldest first; fixed messages are in none."""
+    body = [index for index, message in enumerate(messages) if not message.is_fixed]
+    return [body[unit.start : unit.stop] for unit in units([messages[index] for index in body])]
+
+
+def _newest(messages: Sequence[Message], runs: Iterable[list[int]], kept: set[int], limit: int) -> set[int]:
+    """The newest units, as long as they leave older ones their share of what `kept` leaves of the limit."""
+    room = NEWEST_SHARE * (limit - sum(messages[k].tokens for k in kept))
+    found: set[int] = set()
+    for run in runs:
+        more = set(run) - kept
+        room -= sum(messages[k].tokens for k in more)
+        if room < 0:
+            break
+        found |= more
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Rung:
+    """One way to fit: what stays whole, what goes, and how small a cap may get."""
+
+    messages: Sequence[Message]
+    limit: int
+    kept: set[int]
+    gone: set[int]
+    floor: int
+
+    def loose(self) -> list[int]:
+        return [k for k in range(len(self.messages)) if k not in self.kept and k not in self.gone]
+
+    def least(self) -> int:
+        return sum(self.messages[k].tokens for k in self.kept) + sum(
+            min(self.messages[k].tokens, self.floor) for k in self.loose()
+        )
+
+    def cap(self) -> int | None:
+        room = self.limit - sum(self.messages[k].tokens for k in self.kept)
+        return _cap([self.messages[k].tokens for k in self.loose()], room, self.floor)
+
+    def squeezed(self) -> Squeeze:
+        cap = self.cap()
+        allowed = self.floor if cap is None else cap
+        allowances: list[int | None] = [WHOLE] * len(self.messages)
+        for k in self.loose():
+            allowances[k] = allowed if self.messages[k].tokens > allowed else WHOLE
+        for k in self.gone:
+            allowances[k] = GONE
+        return Squeeze(tuple(allowances), self.limit, fits=cap is not None)
+
+
+def _flat(runs: Iterable[list[int]]) -> set[int]:
+    return {index for run in runs for index in run}
+
+
+def squeeze(
+    messages: Sequence[Message], limit: int, stand_ins: frozenset[int] = frozenset(), most: int = 0
+) -> Squeeze:
+    """How to bring a list down to `limit` tokens.
+
+    Args:
+        messages: The list; sizes are the messages' own `tokens`, so the limits must be on the same scale.
+        limit: What it should fit in, in tokens.
+        stand_ins: Indices of messages of ours.
+        most: What it may take before the task, stand-ins or the latest message are cut; not under `limit`.
+    """
+    fixed, kept = _cores(messages, stand_ins)
+    runs = _runs(messages)
+    newest = _newest(messages, reversed(runs), kept, limit)
+    drops = [run for run in runs[:-1] if not (kept | newest).intersection(run)]
+
+    def without(oldest: int) -> _Rung:
+        return _Rung(messages, limit, kept | newest, _flat(drops[:oldest]), CAP_FLOOR)
+
+    fewest = bisect_left(range(len(drops) + 1), x=True, key=lambda oldest: without(oldest).cap() is not None)
+    if fewest <= len(drops):
+        return without(fewest).squeezed()
+    gone = _flat(run for run in runs[:-1] if not kept.intersection(run))
+    ours = stand_ins - fixed
+    return _last_rungs(_Rung(messages, limit, kept, gone, CUT_FLOOR), fixed, ours, max(limit, most))
+
+
+def _last_rungs(rung: _Rung, fixed: set[int], ours: AbstractSet[int], most: int) -> Squeeze:
+    """Beside what is kept only the last unit is left: what gives next, until it fits.
+
+    The rest of the last unit; the latest message and ours, the larger first; ours; the task; instructions of
+    the project. What is theirs keeps head and tail: a mark alone would hide that it was ever there, so the
+    list does not fit then.
+    """
+    kept, last = rung.kept, len(rung.messages) - 1
+    older = kept - {last} | fixed
+    newest = _flat(_runs(rung.messages)[-1:])
+    nothing: AbstractSet[int] = frozenset()
+    away = ours - {last}
+    instructions = {k for k in fixed if rung.messages[k].instruction is not None}
+    least = max(CUT_FLOOR, min(CAP_FLOOR, rung.limit // LEAST_SHARE))
+    ways = (
+        (kept, nothing, least),
+        (older - ours, nothing, CAP_FLOOR),
+        (kept - ours | newest, nothing, CUT_FLOOR),
+        (kept - ours, away, least),
+        (older - ours, away, least),
+        (fixed, nothing, least),
+        (fixed, away, least),
+        (fixed - instructions, away, least),
+    )
+    for whole, dropped, floor in ways:
+        safe = replace(rung, kept=whole, gone=rung.gone | dropped, floor=floor)
+        for tried in (safe, replace(safe, limit=(safe.least() + most) // 2)):
+            if tried.cap() is not None:
+                return tried.squeezed()
+    return tried.squeezed()
+
+
+def _cores(messages: Sequence[Message], stand_ins: frozenset[int]) -> tuple[set[int], set[int]]:
+    """What is never cut, and what is kept whole as long as possible."""
+    theirs = [k for k in range(len(messages)) if k not in stand_ins]
+    latest = latest_user([messages[k] for k in theirs])
+    fixed = {k for k in theirs if messages[k].is_fixed} | (set() if latest is None else {theirs[latest]})
+    task = task_of(messages[k] for k in theirs)
+    first = next((k for k in theirs if messages[k] is task), None)  # equal messages may be one object
+    kept = fixed | stand_ins | set(range(len(messages))[-1:])
+    return fixed, kept | (set() if first is None else {first})

@@ -1,0 +1,108 @@
+"""Failures of upstreams: the words for their causes, and how often each has happened.
+
+The words stand in log lines, metrics, the admin API and the dashboard. Each is one of `CAUSES`, or
+`http-` and the status that the upstream answered. They never hold text of an exception or of an answer.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from compaction_proxy.core.event import number, whole
+
+# No answer began.
+CONNECTION_REFUSED: Final = "connection-refused"
+NAME_NOT_RESOLVED: Final = "name-not-resolved"
+TLS_FAILED: Final = "tls-failed"
+CONNECT_TIMEOUT: Final = "connect-timeout"
+UNREACHABLE: Final = "unreachable"  # any other reason why no connection stands
+PROXY_FAILED: Final = "proxy-failed"  # the outgoing proxy refused
+OUT_OF_SOCKETS: Final = "out-of-sockets"  # this machine has no file descriptor or port left
+NOT_SENDABLE: Final = "not-sendable"  # the request cannot be written as HTTP
+CONNECTION_RESET: Final = "connection-reset"
+INVALID_ANSWER: Final = "invalid-answer"  # the connection ended without an answer, or with something else
+ANSWER_TIMEOUT: Final = "answer-timeout"
+# The answer had begun.
+ANSWER_CUT: Final = "answer-cut"
+ANSWER_STALLED: Final = "answer-stalled"
+
+CAUSES: Final = frozenset({
+    CONNECTION_REFUSED, NAME_NOT_RESOLVED, TLS_FAILED, CONNECT_TIMEOUT, UNREACHABLE, PROXY_FAILED,
+    OUT_OF_SOCKETS, NOT_SENDABLE, CONNECTION_RESET, INVALID_ANSWER, ANSWER_TIMEOUT, ANSWER_CUT,
+    ANSWER_STALLED,
+})  # fmt: skip
+# These say nothing about the upstream: it was not asked.
+LOCAL_CAUSES: Final = frozenset({OUT_OF_SOCKETS, NOT_SENDABLE})
+
+_SERVER_ERROR: Final = 500
+# Statuses below 500 that speak of the provider, a key or an account, and not of the request: unauthorized,
+# payment required, forbidden, proxy authentication required, request timeout, too many requests.
+_REFUSALS: Final = frozenset({401, 402, 403, 407, 408, 429})
+
+
+def name_status(status: int) -> str:
+    """The cause of an answer with an error status, such as `http-503`."""
+    return f"http-{status}"
+
+
+def is_failure_status(status: int) -> bool:
+    """Whether an error status is a failure of the provider and not of one request."""
+    return is_server_error(status) or status in _REFUSALS
+
+
+def is_server_error(status: int) -> bool:
+    """Whether the upstream says that it cannot answer at all."""
+    return status >= _SERVER_ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamFailure:
+    """Failures of one upstream that have one cause.
+
+    Attributes:
+        target: Origin of the upstream, with its port and without credentials.
+        cause: One of `CAUSES`, or `http-` and a status.
+        count: How often.
+        last_at: When the last one happened, in seconds since the epoch.
+    """
+
+    target: str
+    cause: str
+    count: int
+    last_at: float
+
+
+# Failures by target and cause.
+UpstreamFailures = dict[tuple[str, str], UpstreamFailure]
+
+
+def add_failures(total: UpstreamFailures, more: Iterable[UpstreamFailure]) -> None:
+    """Add failures to a total, in place."""
+    for each in more:
+        key = each.target, each.cause
+        known = total.get(key)
+        if known is None:
+            total[key] = each
+        else:
+            last_at = max(known.last_at, each.last_at)
+            total[key] = replace(each, count=known.count + each.count, last_at=last_at)
+
+
+def list_fields(failures: Iterable[UpstreamFailure]) -> list[dict[str, Any]]:
+    """The failures as JSON objects."""
+    return [asdict(each) for each in failures]
+
+
+def parse_failures(rows: object) -> list[UpstreamFailure]:
+    """The failures in a list of JSON objects, without those that are incomplete."""
+    given = rows if isinstance(rows, list) else ()
+    found = (_parse_failure(row) for row in given if isinstance(row, Mapping))
+    return [each for each in found if each is not None]
+
+
+def _parse_failure(row: Mapping[str, Any]) -> UpstreamFailure | None:
+    target, cause = row.get("target"), row.get("cause")
+    count, last_at = whole(row.get("count")), number(row.get("last_at"))
+    if not isinstance(target, str) or not isinstance(cause, str) or count is None or last_at is None:
+        return None
+    return UpstreamFailure(target, cause, count, last_at)

@@ -1,0 +1,262 @@
+"""An engine over aiohttp's connection pool.
+
+What it promises beyond a plain client: bytes go out and come in exactly as they are, chunks are handed on
+as the network delivered them, closing a response closes its socket at once, nobody ever waits for a pool
+slot, and a pooled connection that the upstream had already given up costs one silent replay, not an error.
+"""
+
+import asyncio
+import functools
+import io
+import re
+from itertools import chain
+from typing import Any
+
+import aiohttp
+import httpx
+import yarl
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http import HttpProcessingError
+
+from compaction_proxy.gateway.client.proxies import DIRECT, Proxies
+from compaction_proxy.gateway.client.types import HttpRequest, HttpResponse
+
+IDLE_EXPIRY_S = 2.0  # below the 5 s after which common servers close an idle connection
+HEADER_LINE_BYTES = 65_536
+HEADER_COUNT = 1_000
+LARGE_BYTES = 1_048_576
+READ_BUFFER_BYTES = 32_768  # aiohttp stops reading from the socket at twice this much unread data
+
+# What would end a line of the head early.
+_UNSENDABLE = re.compile(rb"[\r\n\0]")
+
+_SKIP_AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+
+# The first matching row decides.
+_HTTPX_ERRORS: tuple[tuple[type[BaseException], type[httpx.TransportError]], ...] = (
+    (aiohttp.ConnectionTimeoutError, httpx.ConnectTimeout),
+    (aiohttp.ServerTimeoutError, httpx.ReadTimeout),
+    (aiohttp.ClientConnectorError, httpx.ConnectError),
+    (aiohttp.ServerFingerprintMismatch, httpx.ConnectError),
+    (aiohttp.ClientHttpProxyError, httpx.ProxyError),
+    (aiohttp.InvalidURL, httpx.UnsupportedProtocol),
+    (aiohttp.NonHttpUrlClientError, httpx.UnsupportedProtocol),
+    (aiohttp.ServerDisconnectedError, httpx.RemoteProtocolError),
+    (aiohttp.ClientResponseError, httpx.RemoteProtocolError),
+    (aiohttp.ClientPayloadError, httpx.RemoteProtocolError),
+    (aiohttp.ClientOSError, httpx.ReadError),
+    (aiohttp.ClientConnectionError, httpx.WriteError),
+)
+
+
+class _ConnectionLostError(aiohttp.ClientError):
+    """The connection ended before a response. Not an OSError, so that aiohttp does not replay on its own.
+
+    Attributes:
+        stale: Whether the connection had served before and not one byte came: the keep-alive race.
+    """
+
+    def __init__(self, *, stale: bool) -> None:
+        super().__init__("the connection ended before a response")
+        self.stale = stale
+
+
+class _Connection(ResponseHandler):
+    """A connection that knows whether it has served before, and whether the answer has begun."""
+
+    requests = 0
+    answered = False
+
+    def set_response_params(self, **params: Any) -> None:  # noqa: ANN401 - aiohttp's own, passed on
+        self.requests += 1
+        self.answered = False
+        super().set_response_params(**params)
+
+    def data_received(self, data: bytes) -> None:
+        self.answered = self.answered or bool(data)
+        super().data_received(data)
+
+    def set_exception(self, exc: BaseException, *cause: BaseException) -> None:
+        """Replace a lost connection by our own error, which says whether a replay is safe."""
+        lost = isinstance(exc, aiohttp.ClientConnectionError) and not isinstance(exc, TimeoutError)
+        if lost and not isinstance(self.exception(), _ConnectionLostError):
+            made = _ConnectionLostError(stale=self.requests > 1 and not self.answered)
+            made.__cause__ = exc
+            super().set_exception(made, exc)
+        elif not lost:
+            super().set_exception(exc, *cause)
+            if isinstance(exc, HttpProcessingError) and self._payload is not None:
+                # Who reads the body would wait for ever: aiohttp tells only those who wait for a head.
+                self._payload.set_exception(aiohttp.ClientPayloadError(), exc)
+
+    def is_connected(self) -> bool:
+        """Asked before reuse: what came while idle (such as a 408) must not answer the next request."""
+        return super().is_connected() and not self.should_close
+
+    def close(self) -> None:
+        """Close now; who reads the body is told.
+
+        A stalled upload would otherwise keep the socket open until its buffer drains.
+        """
+        if self._payload is not None and not self._payload.is_eof():
+            self._payload.set_exception(aiohttp.ClientOSError())
+        if self.transport is not None and self.transport.get_write_buffer_size():
+            self.abort()
+        super().close()
+
+
+class _Connector(aiohttp.TCPConnector):
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - aiohttp's own, passed on
+        super().__init__(limit=0, **options)
+        made: type[ResponseHandler] = _Connection
+        self._factory = functools.partial(made, loop=self._loop)
+
+
+def _translated(error: BaseException) -> httpx.TransportError:
+    """The httpx error that says the same. Its message names the failure, never a URL."""
+    if isinstance(error, _ConnectionLostError) and error.__cause__ is not None:
+        return _translated(error.__cause__)
+    for ours, theirs in _HTTPX_ERRORS:
+        if isinstance(error, ours):
+            return theirs(type(error).__name__)
+    return httpx.NetworkError(type(error).__name__)
+
+
+class _Response:
+    """An answer; its body comes as the network delivers it, neither decoded nor cut to size."""
+
+    __slots__ = ("_response", "headers", "reason", "status")
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.status = response.status
+        self.reason = (response.reason or "").encode("latin-1", "replace")
+        self.headers = response.raw_headers
+        self._response = response
+
+    async def read(self) -> bytes:
+        content = self._response.content
+        try:
+            return await content.readany()
+        except asyncio.CancelledError:
+            self._response.close()
+            raise
+        except aiohttp.ClientError as error:
+            # aiohttp raises ahead of what it has buffered; those bytes did arrive.
+            if rest := content._read_nowait(-1):  # noqa: SLF001 - the public one raises first
+                return rest
+            raise _translated(error) from error
+
+    async def aclose(self) -> None:
+        self._response.close()
+
+
+def _text(raw: bytes) -> str:
+    """Header bytes as aiohttp wants them. It writes UTF-8; anything else is read as Latin-1."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw.decode("latin-1")
+
+
+@functools.lru_cache(maxsize=64)
+def _origin(origin: str) -> yarl.URL:
+    return yarl.URL(origin)
+
+
+def _url(request: HttpRequest) -> yarl.URL:
+    """Where to send it. The whole target goes into the path, which is then written byte for byte."""
+    origin = _origin(request.origin)
+    return yarl.URL.build(
+        scheme=origin.scheme,
+        host=origin.host or "",
+        port=origin.explicit_port,
+        path=request.target.decode("latin-1"),
+        encoded=True,
+    )
+
+
+def _payload(body: object) -> object:
+    """What aiohttp is given. It writes bytes in one piece, which blocks the loop if they are many."""
+    if isinstance(body, bytes) and len(body) > LARGE_BYTES:
+        return io.BytesIO(body)
+    return body or None
+
+
+class AiohttpEngine:
+    """`ports.HttpEngine` over aiohttp. One per event loop; connections are made as they are needed.
+
+    Args:
+        proxies: Which origins are reached through which proxies. SSL_CERT_FILE and SSL_CERT_DIR name the
+            trusted roots; nothing else of the environment is looked at.
+        idle_expiry_s: Seconds after which an idle connection is not used again.
+    """
+
+    def __init__(self, *, proxies: Proxies = DIRECT, idle_expiry_s: float = IDLE_EXPIRY_S) -> None:
+        self._proxies = proxies
+        self._idle_expiry_s = idle_expiry_s
+        self._tls = httpx.create_ssl_context()
+        self._closed = False
+
+    @functools.cached_property
+    def _pooled(self) -> aiohttp.ClientSession:
+        return self._session(_Connector(ssl=self._tls, keepalive_timeout=self._idle_expiry_s))
+
+    @functools.cached_property
+    def _fresh(self) -> aiohttp.ClientSession:
+        return self._session(_Connector(ssl=self._tls, force_close=True))
+
+    def _session(self, connector: _Connector) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=_SKIP_AUTO_HEADERS,
+            auto_decompress=False,
+            read_bufsize=READ_BUFFER_BYTES,
+            max_line_size=HEADER_LINE_BYTES,
+            max_field_size=HEADER_LINE_BYTES,
+            max_headers=HEADER_COUNT,
+        )
+
+    async def send(self, request: HttpRequest) -> HttpResponse:
+        """Send a request (`ports.HttpEngine`). A streamed body always gets a new connection."""
+        if self._closed:
+            raise httpx.ConnectError("the engine is closed")
+        try:
+            if not isinstance(request.body, bytes):
+                return await self._send(self._fresh, request)
+            try:
+                return await self._send(self._pooled, request)
+            except _ConnectionLostError as error:
+                if not error.stale:
+                    raise
+            except aiohttp.ClientConnectionResetError:
+                pass  # lost between the pool and the first write: nothing was sent
+            return await self._send(self._fresh, request)
+        except (aiohttp.ClientError, OSError) as error:
+            raise _translated(error) from error
+
+    async def _send(self, session: aiohttp.ClientSession, request: HttpRequest) -> HttpResponse:
+        url = _url(request)
+        if any(map(_UNSENDABLE.search, chain((request.target,), *request.headers))) or b" " in request.target:
+            raise httpx.LocalProtocolError("a field holds what would end its line")
+        headers = [(_text(k), _text(v)) for k, v in request.headers]
+        if request.length is not None and not isinstance(request.body, bytes):
+            headers.append(("content-length", str(request.length)))
+        response = await session.request(
+            request.method,
+            url,
+            headers=headers,
+            data=_payload(request.body),
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(total=None, connect=request.connect_s, sock_read=request.silence_s),
+            proxy=self._proxies.url(url.scheme, url.host or "", url.port or 0),
+        )
+        return _Response(response)
+
+    async def aclose(self) -> None:
+        """Close every connection. Calling it twice does no harm."""
+        self._closed = True
+        for name in ("_pooled", "_fresh"):
+            session = self.__dict__.get(name)
+            if session is not None:
+                await session.close()

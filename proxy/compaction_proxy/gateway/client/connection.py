@@ -1,0 +1,262 @@
+"""One HTTP/1.1 connection to an upstream: requests out, answers in, one exchange after the other."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Protocol, cast
+
+import httpx
+
+from compaction_proxy.gateway.client.parser import AnswerParser
+from compaction_proxy.gateway.client.response import Answer
+from compaction_proxy.gateway.client.upload import Upload
+
+# A body up to this goes out with its head in one write, in bytes.
+SMALL_BYTES = 65_536
+# A timer that would fire this much too early is not moved, in seconds.
+TIMER_SLACK_S = 0.001
+
+
+class UnansweredError(Exception):
+    """A connection that had served before ended unanswered: the request may go out again."""
+
+
+class Owner(Protocol):
+    """Who keeps connections."""
+
+    def add(self, connection: "Connection") -> None:
+        """The connection stands."""
+        ...
+
+    def keep(self, connection: "Connection") -> None:
+        """The exchange is over and the connection could serve another."""
+        ...
+
+    def forget(self, connection: "Connection") -> None:
+        """The connection is closed; may be said more than once."""
+        ...
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A connection, from its making to its end. At most one exchange at a time.
+
+    Args:
+        owner: Is told when the connection stands, when an exchange is over, and when the connection is.
+        buffer: Where the loop puts what has come. Its content is used up before anything else happens, so
+            that all connections of a thread may share it.
+
+    Attributes:
+        idle_since: When it last served, by the loop's clock.
+    """
+
+    __slots__ = (
+        "_answer",
+        "_blocked",
+        "_buffer",
+        "_closed",
+        "_heard",
+        "_heard_at",
+        "_loop",
+        "_made",
+        "_owner",
+        "_parser",
+        "_paused",
+        "_served",
+        "_silence_s",
+        "_timer",
+        "_transport",
+        "_upload",
+        "idle_since",
+    )
+
+    def __init__(self, owner: Owner, buffer: memoryview) -> None:
+        self.idle_since = 0.0
+        self._owner = owner
+        self._buffer = buffer
+        self._loop = asyncio.get_running_loop()
+        self._answer: Answer | None = None
+        self._upload: Upload | None = None
+        self._made = self._closed = False
+        self._served = False
+        self._paused = self._blocked = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._silence_s: float | None = None
+        self._parser = AnswerParser()
+
+    # The exchange.
+
+    def start(
+        self, head: bytes, body: bytes | AsyncIterator[bytes], length: int | None, silence_s: float | None
+    ) -> Answer:
+        """Send a request, and give what its answer will come to.
+
+        Args:
+            head: With the empty line behind it.
+            body: As in `ports.HttpRequest`.
+            length: Likewise.
+            silence_s: Likewise.
+        """
+        self._answer = answer = Answer(self._loop, self)
+        self._parser.begin(bodiless=head.startswith(b"HEAD "))
+        self._heard = False
+        self._heard_at = self._loop.time()
+        self._silence_s = silence_s
+        if self._closed or self._transport.is_closing():
+            self.connection_lost(None)
+            return answer
+        if silence_s is not None:
+            self._watch(self._heard_at + silence_s)
+        if isinstance(body, bytes) and len(body) <= SMALL_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            self._upload = Upload(self._transport, self._sent, blocked=self._blocked)
+            self._upload.start(body, length)
+        return answer
+
+    def _sent(self, error: BaseException | None) -> None:
+        """The request is out, or cannot be: its body failed."""
+        self._upload = None
+        self._heard_at = self._loop.time()
+        if error is not None and self._answer is not None:
+            self._answer.fail(error)
+
+    def resume(self) -> None:
+        """Take more from the socket: what had come has been read."""
+        if self._paused:
+            self._paused = False
+            self._heard_at = self._loop.time()
+            self._transport.resume_reading()
+
+    def abandon(self) -> None:
+        """Close the socket now, whatever is under way on it."""
+        self._answer = None
+        self.close()
+
+    def fail(self) -> None:
+        """Close the socket now; who waits for an answer is told."""
+        if self._answer is not None:
+            self._answer.fail(httpx.ReadError("the engine was closed"))
+        self.close()
+
+    def close(self) -> None:
+        """Close the socket now. Calling it twice does no harm."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._upload is not None:
+            self._upload.stop()
+        self._parser.close()
+        if self._made:
+            self._transport.abort()
+            self._owner.forget(self)
+
+    def _finish(self, *, reusable: bool) -> None:
+        answer, self._answer = self._answer, None
+        self._served = True
+        if reusable and self._upload is None and not self._closed:
+            self.resume()
+            self.idle_since = self._heard_at
+            self._owner.keep(self)
+        else:
+            self.close()
+        if answer is not None:
+            answer.end()
+
+    # The clock.
+
+    def _watch(self, due: float) -> None:
+        """Have `_check` called by `due`; a timer that is set for no later is left alone."""
+        if self._timer is not None:
+            if self._timer.when() <= due + TIMER_SLACK_S:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._check)
+
+    def _check(self) -> None:
+        """The other side may have been silent for too long. While it is we who are slow, nothing counts."""
+        self._timer = None
+        if self._answer is None or self._silence_s is None:
+            return
+        now = self._loop.time()
+        ours = self._paused or (self._upload is not None and not self._upload.blocked)
+        due = (now if ours else self._heard_at) + self._silence_s
+        if due > now + TIMER_SLACK_S:
+            self._watch(due)
+        else:
+            self._answer.fail(httpx.ReadTimeout("nothing came in time"))
+
+    # The loop's calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection stands. Within a tunnel this may come after what the other side says at once."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._made = True
+        if self._closed:
+            self._transport.abort()
+        else:
+            self._owner.add(self)
+
+    def pause_writing(self) -> None:
+        """The other side takes nothing more for now."""
+        self._blocked = True
+        if self._upload is not None:
+            self._upload.block()
+
+    def resume_writing(self) -> None:
+        """The other side takes more."""
+        self._blocked = False
+        self._heard_at = self._loop.time()
+        if self._upload is not None:
+            self._upload.unblock()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the loop's
+        """Where to put what has come."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Something has come; what it holds of the body is handed on in one piece."""
+        answer = self._answer
+        if answer is None:  # nobody has asked for this: it must not answer the next request
+            self.close()
+            return
+        self._heard = True
+        self._heard_at = self._loop.time()
+        parser = self._parser
+        valid = parser.feed(self._buffer[:nbytes])
+        body = parser.body
+        if parser.headed and not answer.headed:
+            answer.begin(parser.status, parser.reason, parser.headers)
+        if body:
+            full = answer.take(body[0] if len(body) == 1 else b"".join(body))
+            body.clear()
+            if full and not parser.whole:
+                self._paused = True
+                self._transport.pause_reading()
+        if parser.whole:
+            self._finish(reusable=valid and parser.reusable)
+        elif not valid:
+            answer.fail(httpx.RemoteProtocolError("the answer is no valid HTTP/1.1"))
+
+    def eof_received(self) -> None:
+        """The other side says no more."""
+        self.connection_lost(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended; by `exc`, None if in peace."""
+        answer = self._answer
+        if answer is None:
+            self.close()
+        elif exc is None and self._parser.reaches_to_the_end():
+            self._finish(reusable=False)
+        else:
+            answer.fail(self._lost(exc))
+
+    def _lost(self, exc: Exception | None) -> Exception:
+        if self._served and not self._heard:
+            return UnansweredError()
+        if exc is None:
+            return httpx.RemoteProtocolError("the connection ended before the answer")
+        failed = httpx.WriteError if self._upload is not None else httpx.ReadError
+        return failed(type(exc).__name__)

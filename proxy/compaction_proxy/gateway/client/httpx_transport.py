@@ -1,0 +1,74 @@
+"""An engine as httpx's transport, for calls of our own: summaries, probes, discovery."""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import httpx
+
+from compaction_proxy.gateway.client.types import HttpEngine, HttpRequest, HttpResponse
+
+# The engine writes its own.
+_FRAMING = frozenset({b"host", b"connection", b"content-length", b"transfer-encoding"})
+
+
+class _Body(httpx.AsyncByteStream):
+    def __init__(self, response: HttpResponse) -> None:
+        self._response = response
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while chunk := await self._response.read():
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
+
+
+class EngineTransport(httpx.AsyncBaseTransport):
+    """Lets an `httpx.AsyncClient` send over an engine.
+
+    Honours `request.extensions`: `target` (the raw request target, bytes) and `timeout` (httpx's dict;
+    `connect` and `read` in seconds or None).
+
+    Args:
+        engine: Is closed with this transport.
+    """
+
+    def __init__(self, engine: HttpEngine) -> None:
+        self._engine = engine
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send the request; its body comes back unread.
+
+        Raises:
+            httpx.TransportError: As the engine says.
+        """
+        response = await self._engine.send(_asked(request))
+        return httpx.Response(
+            response.status,
+            headers=list(response.headers),
+            stream=_Body(response),
+            extensions={"reason_phrase": response.reason},
+            request=request,
+        )
+
+    async def aclose(self) -> None:
+        """Close the engine."""
+        await self._engine.aclose()
+
+
+def _asked(request: httpx.Request) -> HttpRequest:
+    url, stream = request.url, request.stream
+    limits: Mapping[str, Any] = request.extensions.get("timeout", {})
+    if not isinstance(stream, httpx.AsyncByteStream):
+        raise TypeError("an asynchronous transport takes an asynchronous stream")
+    declared = request.headers.get("content-length")
+    return HttpRequest(
+        method=request.method,
+        origin=f"{url.scheme}://{url.netloc.decode('ascii')}",
+        target=request.extensions.get("target", url.raw_path),
+        headers=[(name, held) for name, held in request.headers.raw if name.lower() not in _FRAMING],
+        body=b"".join(stream) if isinstance(stream, httpx.ByteStream) else aiter(stream),
+        length=int(declared) if declared is not None else None,
+        connect_s=limits.get("connect"),
+        silence_s=limits.get("read"),
+    )

@@ -1,0 +1,144 @@
+"""`/mcp`: agents ask what was removed from their conversations (MCP, streamable HTTP).
+
+Who asks is told by the credential, as with a relayed request, and sees what is stored for that tenant only.
+The library is an extra, and takes memory: it is imported with the first request, in a thread.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pkgutil import resolve_name
+from typing import Any, Protocol
+
+import structlog
+from starlette.types import Message, Receive, Scope, Send
+
+from compaction_proxy.config.config import Config
+from compaction_proxy.core.errors import RequestRefused
+from compaction_proxy.gateway.body_budget import BodyHold
+from compaction_proxy.gateway.client_auth import KnownClients
+from compaction_proxy.gateway.client_stream import read_body, while_connected
+from compaction_proxy.gateway.concurrency_limit import Admission
+from compaction_proxy.gateway.headers import first_values, length_of
+from compaction_proxy.gateway.identity import Identities
+from compaction_proxy.gateway.mcp.tools import NOT_INSTALLED, Answer, Tools
+from compaction_proxy.recall.tool import Asker
+from compaction_proxy.support.fail_open import contained
+from compaction_proxy.support.log_events import AGENT_NOT_ANSWERED
+
+# What answers in the words of the protocol, by its name.
+SERVE = "compaction_proxy.gateway.mcp.server:serve"
+# Calls are short.
+MAX_BODY_BYTES = 1024 * 1024
+SOURCE = "mcp"
+CRASHED = "The proxy failed at this call."
+
+_log = structlog.get_logger()
+
+
+class Serve(Protocol):
+    """Answers one request of the protocol; `call` answers a call of a tool."""
+
+    def __call__(
+        self,
+        call: Callable[[str, Mapping[str, Any]], Awaitable[Answer]],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> Awaitable[None]:
+        """Answer it."""
+        ...
+
+
+class Mcp:
+    """An ASGI endpoint for agents.
+
+    Args:
+        config: The configuration.
+        origin: Of the upstream, as identities name it.
+        tools: Answer calls.
+        secret: Gives the key of the digests that tell tenants apart.
+        admission: Places for requests under way, those of chats included.
+        clients: Who may ask.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        origin: str,
+        *,
+        tools: Tools,
+        secret: Callable[[], bytes],
+        admission: Admission,
+        clients: KnownClients,
+    ) -> None:
+        self._tools = tools
+        self._secret = secret
+        self._admission = admission
+        self._clients = clients
+        self._serve: Serve | None = None
+        self._most_bytes = min(config.server.max_body_bytes, MAX_BODY_BYTES)
+        known = bool(config.server.client_keys)
+        self._identities = Identities(origin, config.session.tenant, config.session.headers, known=known)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request.
+
+        Raises:
+            RequestRefused: It is none that is answered here, or of nobody who may ask; 501, the library is
+                not installed.
+            Overloaded: There are too many requests.
+            ClientDisconnect: The client left.
+        """
+        headers = self._clients.admit(scope["headers"], first_values(scope["headers"]))
+        if scope["method"] != "POST":
+            raise RequestRefused(405, "Only POST is answered here: no session is kept.", "method_not_allowed")
+        if not self._admission.entered():
+            await self._admission.wait()
+        hold = self._admission.bodies.open()
+        try:
+            await self._answered({**scope, "headers": headers}, receive, send, hold)
+        finally:
+            hold.release()
+            self._admission.leave()
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send, hold: BodyHold) -> None:
+        first = first_values(scope["headers"])
+        if first.get(b"content-encoding", b"identity") != b"identity":
+            raise RequestRefused(415, "The body must not be encoded.", "encoded")
+        declared = length_of(first.get(b"content-length"))
+        body = await read_body(scope, receive, self._most_bytes, hold, declared)
+        serve = self._serve or await self._imported()
+        who = self._identities.of(scope["headers"], first, self._secret())
+        call = partial(self._called, Asker(who.tenant, who.conversation, source=SOURCE))
+        async with while_connected(scope, receive):
+            await serve(call, scope, _replayed(body), send)
+
+    async def _called(self, asker: Asker, name: str, arguments: Mapping[str, Any]) -> Answer:
+        with contained(_crashed):
+            return await self._tools.call(asker, name, arguments)
+        return Answer(CRASHED, failed=True)
+
+    async def _imported(self) -> Serve:
+        try:
+            serve: Serve = await asyncio.to_thread(resolve_name, SERVE)
+        except ModuleNotFoundError:  # of the library, or of what it needs
+            raise RequestRefused(501, NOT_INSTALLED, "mcp_not_installed") from None
+        self._serve = serve
+        return serve
+
+
+def _crashed(error: BaseException) -> None:
+    _log.warning(AGENT_NOT_ANSWERED, error=type(error).__name__)
+
+
+def _replayed(body: bytes) -> Receive:
+    """A channel that gives a body that was read already, and then nothing more."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if not messages:
+            await asyncio.Event().wait()  # the departure of the client is noticed elsewhere
+        return messages.pop()
+
+    return receive

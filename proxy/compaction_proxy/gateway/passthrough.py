@@ -1,0 +1,60 @@
+"""The endpoint for whatever is not compacted: streamed both ways, looked at by nobody, without a limit."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope, Send
+
+from compaction_proxy.gateway.body_budget import BodyHold
+from compaction_proxy.gateway.client_stream import read_body, stream_body, while_connected
+from compaction_proxy.gateway.concurrency_limit import Admission
+from compaction_proxy.gateway.headers import content_length, first_values, value
+from compaction_proxy.gateway.upstream import Upstream, build_request, open_answer, relay_back
+from compaction_proxy.gateway.upstreams import wire_of
+
+REPLAYABLE_BYTES = 262_144  # a body up to this size is read whole, so that it can be sent twice
+
+
+@dataclass(frozen=True, slots=True)
+class Blind:
+    """An ASGI endpoint that relays any request.
+
+    Attributes:
+        upstreams: Where to, by the name of the wire.
+        admission: Places for requests under way, those of chats included.
+    """
+
+    upstreams: Mapping[str, Upstream]
+    admission: Admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Relay one request.
+
+        Raises:
+            Overloaded: There are too many requests.
+            UpstreamError: There was no answer.
+            ClientDisconnect: The client left; the upstream has been hung up on.
+        """
+        if not self.admission.entered():
+            await self.admission.wait()
+        hold = self.admission.bodies.open()
+        try:
+            await self._relay(scope, receive, send, hold)
+        finally:
+            hold.release()
+            self.admission.leave()
+
+    async def _relay(self, scope: Scope, receive: Receive, send: Send, hold: BodyHold) -> None:
+        upstream = self.upstreams[wire_of(scope["raw_path"], first_values(scope["headers"]))]
+        length = content_length(scope["headers"])
+        if length is None and value(scope["headers"], b"transfer-encoding") is None:
+            length = 0
+        if length is not None and length <= REPLAYABLE_BYTES:
+            body = await read_body(scope, receive, REPLAYABLE_BYTES, hold, length) if length else b""
+            request, ended = build_request(upstream, scope, body), None
+        else:
+            ended = asyncio.Event()
+            request = build_request(upstream, scope, stream_body(receive, ended), length)
+        async with while_connected(scope, receive, ended):
+            await relay_back(await open_answer(upstream, request), send)

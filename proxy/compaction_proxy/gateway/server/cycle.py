@@ -1,0 +1,296 @@
+"""One request and its answer: what an ASGI application sees of a connection.
+
+The head of an answer waits for the first bytes of its body for as long as the application waits for nothing
+itself. So a small answer is one write, and no client waits for a head that is there.
+"""
+
+import asyncio
+import http
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import structlog
+from starlette.types import ASGIApp, Message, Scope
+
+from compaction_proxy.core.errors import Crashed, RequestRefused, openai_error
+from compaction_proxy.support.fail_open import contained
+from compaction_proxy.support.log_events import REQUEST_CRASHED
+
+# A head and what it waited for go out in one write up to this, in bytes.
+JOINED_BYTES = 65_536
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_CLOSE = b"connection: close\r\n"
+_CHUNKED = b"transfer-encoding: chunked\r\n"
+_LAST_CHUNK = b"0\r\n\r\n"
+_DISCONNECT: Message = {"type": "http.disconnect"}
+_JSON = ((b"content-type", b"application/json"),)
+_WITHOUT_BODY = frozenset({204, 304})
+_FRAMING = frozenset({b"content-length", b"transfer-encoding", b"connection"})
+_PHRASES = {status.value: status.phrase for status in http.HTTPStatus}
+_STATUS_LINES = {
+    status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(100, 600)
+}
+
+_log = structlog.get_logger()
+
+
+def head_lines(fields: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Header fields as they are sent.
+
+    Raises:
+        ValueError: A field holds what would end its line.
+    """
+    block = b"\r\n".join([*map(b": ".join, fields), b""])
+    if not block.count(b"\r") == block.count(b"\n") == len(fields) or b"\0" in block:
+        raise ValueError("a header field holds what would end its line")
+    return block
+
+
+def refusal(error: RequestRefused, added: bytes) -> bytes:
+    """A whole answer after which nothing more is said; `added` are header lines that every answer carries."""
+    body = openai_error(error)
+    fields = [*_JSON, (b"content-length", b"%d" % len(body))]
+    return b"".join((_STATUS_LINES[error.status], added, head_lines(fields), _CLOSE, b"\r\n", body))
+
+
+class Wire(Protocol):
+    """The connection, as far as a request on it is concerned."""
+
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+    blocked: bool
+
+    def added_lines(self) -> tuple[bytes, bool]:
+        """Header lines that every answer carries, and whether they announce the connection's end."""
+        ...
+
+    async def drain(self) -> None:
+        """Wait while the client takes nothing more."""
+        ...
+
+    def resume_reading(self) -> None:
+        """Take more from the socket."""
+        ...
+
+    def answered(self) -> None:
+        """The answer has gone out to its end."""
+        ...
+
+    def hang_up(self) -> None:
+        """Nothing more is said on it."""
+        ...
+
+
+class Cycle:
+    """A request on its way through an application.
+
+    Args:
+        wire: The connection it came on.
+        scope: The request (ASGI).
+        keep_alive: Whether the connection may serve again.
+        expects_continue: Whether the client waits to be told that its body is wanted.
+
+    Attributes:
+        scope: As given.
+        keep_alive: Whether the connection goes on after this.
+        expects_continue: Whether the client still waits.
+        more_body: Whether the request is not whole yet.
+        body_bytes: What has come of its body.
+        looked_on: When its pace was looked at, on the loop's clock, and `body_bytes` then; None: never.
+        disconnected: Whether there is nobody to answer.
+        response_started: Whether the answer has begun.
+        response_complete: Whether it has gone out to its end.
+    """
+
+    __slots__ = (
+        "_bodiless",
+        "_came",
+        "_chunked",
+        "_head",
+        "_left",
+        "_news",
+        "_size",
+        "_told",
+        "_wire",
+        "body_bytes",
+        "disconnected",
+        "expects_continue",
+        "keep_alive",
+        "looked_on",
+        "more_body",
+        "response_complete",
+        "response_started",
+        "scope",
+    )
+
+    def __init__(self, wire: Wire, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
+        self.scope = scope
+        self.keep_alive = keep_alive
+        self.expects_continue = expects_continue
+        self.more_body = True
+        self.body_bytes = 0
+        self.looked_on: tuple[float, int] | None = None
+        self.disconnected = False
+        self.response_started = False
+        self.response_complete = False
+        self._wire = wire
+        self._came: list[bytes] = []
+        self._size = 0
+        self._told = False  # that the request is whole
+        self._news: asyncio.Event | None = None
+        self._head = b""  # not sent yet
+        self._left: int | None = 0  # bytes of the answer to come; None where they are not told
+        self._chunked = self._bodiless = False
+
+    # The connection's side.
+
+    async def run(self, app: ASGIApp) -> None:
+        """Let an application answer. An answer that it leaves without its end is cut."""
+        try:
+            with contained(_crashed):
+                await app(self.scope, self.receive, self.send)
+        finally:
+            if not (self.response_complete or self.disconnected):
+                self._break_off()
+
+    def take(self, piece: bytes) -> int:
+        """Add what has come of the body; bytes that are not read yet."""
+        self._came.append(piece)
+        self._size += len(piece)
+        self.body_bytes += len(piece)
+        self._tell()
+        return self._size
+
+    def whole(self) -> None:
+        """The request has come to its end."""
+        self.more_body = False
+        self._tell()
+
+    def leave(self) -> None:
+        """There is nobody to answer any more."""
+        self.disconnected = not self.response_complete
+        self._head = b""
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._news is not None:
+            self._news.set()
+
+    # The application's side.
+
+    async def receive(self) -> Message:
+        """The next of the request (ASGI)."""
+        if self.expects_continue and not self.disconnected:
+            self.expects_continue = False
+            self._wire.transport.write(_CONTINUE)
+        if not self._has_news():
+            self._wire.resume_reading()
+            await self._wait()
+        if self.disconnected or self.response_complete:
+            return _DISCONNECT
+        came, self._came, self._size = self._came, [], 0
+        self._told = not self.more_body
+        body = came[0] if len(came) == 1 else b"".join(came)
+        return {"type": "http.request", "body": body, "more_body": self.more_body}
+
+    def _has_news(self) -> bool:
+        ended = not self.more_body and not self._told
+        return bool(self._came) or ended or self.disconnected or self.response_complete
+
+    async def _wait(self) -> None:
+        while not self._has_news():
+            if self._news is None:
+                self._news = asyncio.Event()
+            self._news.clear()
+            await self._news.wait()
+
+    async def send(self, message: Message) -> None:
+        """The next of the answer (ASGI). Once the client has left, it goes nowhere.
+
+        Raises:
+            RuntimeError: It is not its turn, or more or less than was announced.
+            ValueError: A header field holds what would end its line.
+        """
+        if self._wire.blocked:
+            await self._wire.drain()
+        if self.disconnected:
+            return
+        kind = message["type"]
+        if kind == "http.response.body" and self.response_started and not self.response_complete:
+            self._send_body(message.get("body", b""), more=message.get("more_body", False))
+        elif kind == "http.response.start" and not self.response_started:
+            self._start(message["status"], message.get("headers", ()))
+            self._wire.loop.call_soon(self._flush)
+        else:
+            raise RuntimeError(f"it is not the turn of {kind}")
+
+    def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Make the head, and hold it."""
+        fields = [(name.lower(), value) for name, value in headers]
+        framing = {name: value for name, value in fields if name in _FRAMING}
+        ours, closes = self._wire.added_lines()
+        head = _STATUS_LINES[status] + ours + head_lines(fields)
+        self._bodiless = self.scope["method"] == "HEAD" or status in _WITHOUT_BODY
+        if b"content-length" in framing:
+            self._left = 0 if self._bodiless else int(framing[b"content-length"])
+        elif not self._bodiless:
+            self._left = None
+            self._chunked = self.scope["http_version"] == "1.1"  # to others the connection's end tells it
+            head += _CHUNKED if self._chunked and b"transfer-encoding" not in framing else b""
+        closes = closes or b"close" in framing.get(b"connection", b"").lower()
+        # A client that was never told to go on may send its body or not: nobody knows where the next begins.
+        self.keep_alive = self.keep_alive and not closes and not self.expects_continue
+        if not self.keep_alive and not closes:
+            head += _CLOSE
+        self.response_started = True
+        self.expects_continue = False
+        self._head = head + b"\r\n"
+
+    def _flush(self) -> None:
+        """Send the head by itself: there is nothing yet to go with it."""
+        if self._head and not self._wire.transport.is_closing():
+            self._wire.transport.write(self._head)
+        self._head = b""
+
+    def _send_body(self, body: bytes, *, more: bool) -> None:
+        data = b"" if self._bodiless else self._framed(body, more=more)
+        if self._head and len(data) <= JOINED_BYTES:
+            data, self._head = self._head + data, b""
+        self._flush()
+        if data:
+            self._wire.transport.write(data)
+        if more:
+            return
+        if self._left:
+            raise RuntimeError("the body is shorter than its content-length")
+        self.response_complete = True
+        self._tell()
+        if not self.keep_alive:
+            self._wire.hang_up()
+        self._wire.answered()
+
+    def _framed(self, body: bytes, *, more: bool) -> bytes:
+        if self._left is not None:
+            self._left -= len(body)
+            if self._left < 0:
+                raise RuntimeError("the body is longer than its content-length")
+        if not self._chunked:
+            return body
+        chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+        return chunk if more else chunk + _LAST_CHUNK
+
+    def _break_off(self) -> None:
+        """End an answer that the application did not end: as an error if it has not begun, else by a cut."""
+        if self.response_started:
+            self._flush()
+        else:
+            body = openai_error(Crashed())
+            fields = [*_JSON, (b"content-length", b"%d" % len(body))]
+            self.keep_alive = False
+            self._start(Crashed.status, fields)
+            self._send_body(body, more=False)
+        self._wire.transport.close()
+
+
+def _crashed(error: BaseException) -> None:
+    _log.error(REQUEST_CRASHED, exc_info=error)

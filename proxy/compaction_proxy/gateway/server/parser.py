@@ -1,0 +1,246 @@
+"""Requests taken apart: httptools over the bytes that have just come, within bounds.
+
+Who offers to go on with another protocol (Java's clients do, with h2c or TLS) is answered in this one, as RFC
+9110 §7.8 allows. The parser stops at such a head and knows nothing of a body, so another takes over there.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple, NoReturn, Protocol
+from urllib.parse import unquote
+
+import httptools
+
+from compaction_proxy.core.errors import RequestRefused
+
+# A head up to this is read, and fields up to these; and so much that is no body, such as trailers.
+HEAD_BYTES = 65_536
+FIELDS = 256
+FRAMING_BYTES = 262_144
+# Targets up to this are remembered, in bytes; the usual ones come again and again.
+_REMEMBERED_BYTES = 256
+# Fields that say how a request is to be read.
+_TELLING = frozenset({b"host", b"expect", b"content-length", b"transfer-encoding"})
+_INVALID = RequestRefused(400, "This is no valid HTTP/1.1 request.", "invalid_http")
+_NO_HOST = RequestRefused(400, "The request names no host, or several.", "invalid_http")
+_CODED = RequestRefused(501, "No transfer coding but chunked is understood.", "unsupported_transfer_coding")
+_HUGE_HEAD = RequestRefused(431, "The request's header is too large.", "header_too_large")
+
+
+class _RefusedError(Exception):
+    """Stops the parser: what it has found is not wanted."""
+
+
+class Head(NamedTuple):
+    """The head of a request.
+
+    Attributes:
+        method: As it came.
+        version: Of HTTP, such as `1.1`.
+        path: Decoded.
+        raw_path: As it came.
+        query: As it came, without `?`.
+        fields: With their names in lower case, in their order.
+        lasts: Whether the connection may serve again.
+        expects_continue: Whether the client waits to be told that its body is wanted.
+    """
+
+    method: str
+    version: str
+    path: str
+    raw_path: bytes
+    query: bytes
+    fields: list[tuple[bytes, bytes]]
+    lasts: bool
+    expects_continue: bool
+
+
+class Receiver(Protocol):
+    """Who is told of what was found."""
+
+    def head_begins(self) -> None:
+        """The first byte of a request."""
+        ...
+
+    def head_came(self, head: Head) -> None:
+        """The last of its head."""
+        ...
+
+    def body_came(self, piece: bytes) -> None:
+        """A part of its body."""
+        ...
+
+    def request_came(self) -> None:
+        """Its end."""
+        ...
+
+
+def _parts(target: bytes) -> tuple[str, bytes, bytes]:
+    """A target's path, decoded and as it came, and its query."""
+    parsed = httptools.parse_url(target)  # without a path: None
+    path = parsed.path.decode("ascii")
+    return unquote(path) if "%" in path else path, parsed.path, parsed.query or b""
+
+
+_usual_parts = lru_cache(maxsize=1_024)(_parts)
+
+
+class RequestParser:
+    """The requests that come over one connection, one after the other.
+
+    Args:
+        receiver: Is told what was found.
+    """
+
+    __slots__ = (
+        "_expects_continue",
+        "_fields",
+        "_framing",
+        "_framing_bytes",
+        "_heading",
+        "_hosts",
+        "_muted",
+        "_parser",
+        "_receiver",
+        "_refusal",
+        "_target",
+        "_upgrading",
+    )
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._parser = self._made()
+        self._heading = self._muted = self._upgrading = False
+        self._target = b""
+        self._fields: list[tuple[bytes, bytes]] = []
+        self._framing: list[bytes] = []
+        self._hosts = 0
+        self._expects_continue = False
+        self._framing_bytes = 0
+        self._refusal = _INVALID
+
+    def _made(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        # A client may say that it closes after a request, and send more: the first is answered.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
+
+    def feed(self, data: bytes) -> RequestRefused | None:
+        """Take apart what has come. What is wrong with it, if anything: then nothing more is to be fed."""
+        self._framing_bytes += len(data)
+        try:
+            self._parse(data)
+        except httptools.HttpParserCallbackError as error:
+            if not isinstance(error.__context__, _RefusedError):
+                raise
+            return self._refusal
+        except httptools.HttpParserError:
+            return _INVALID
+        over = self._framing_bytes > (HEAD_BYTES if self._heading else FRAMING_BYTES)
+        return _HUGE_HEAD if over else None
+
+    def close(self) -> None:
+        """Nothing more comes. Parser and callbacks hold each other, and nobody else would part them soon."""
+        del self._parser, self._receiver
+
+    def _parse(self, data: bytes) -> None:
+        while True:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as stopped:
+                data = data[stopped.args[0] :]
+                self._go_on()
+            else:
+                return
+
+    def _go_on(self) -> None:
+        """Let a new parser read the body of a request whose head offers another protocol."""
+        self._upgrading = False
+        self._parser = self._made()
+        self._muted = True
+        self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(self._framing))
+        self._muted = False
+
+    def _parts_of(self, target: bytes) -> tuple[str, bytes, bytes]:
+        try:
+            return (_usual_parts if len(target) <= _REMEMBERED_BYTES else _parts)(target)
+        except (httptools.HttpParserInvalidURLError, UnicodeDecodeError, AttributeError):
+            self._refuse(_INVALID)
+
+    def _refuse(self, refusal: RequestRefused) -> NoReturn:
+        self._refusal = refusal
+        raise _RefusedError
+
+    # The parser's calls.
+
+    def on_message_begin(self) -> None:
+        """The head of a request begins."""
+        if self._muted:
+            return
+        self._heading = True
+        self._target = b""
+        self._fields = []
+        self._framing = []
+        self._hosts = 0
+        self._expects_continue = False
+        self._receiver.head_begins()
+
+    def on_url(self, piece: bytes) -> None:
+        """A part of the target has come."""
+        if not self._muted:
+            self._target += piece
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field has come, of the head or of trailers, which are left out."""
+        if not self._heading:
+            return
+        if len(self._fields) >= FIELDS:
+            self._refuse(_HUGE_HEAD)
+        name = name.lower()
+        if name in _TELLING:
+            self._note(name, value)
+        self._fields.append((name, value))
+
+    def _note(self, name: bytes, value: bytes) -> None:
+        """A field of the head that says how the request is to be read."""
+        if name == b"host":
+            self._hosts += 1
+        elif name == b"expect":
+            self._expects_continue = value.lower() == b"100-continue"
+        else:
+            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+                self._refuse(_CODED)
+            self._framing.append(b"%b: %b\r\n" % (name, value))
+
+    def on_headers_complete(self) -> None:
+        """The head has come."""
+        if self._muted:
+            return
+        fields, target, parser = self._fields, self._target, self._parser
+        self._upgrading = parser.should_upgrade()
+        if self._framing_bytes > HEAD_BYTES:
+            size = len(target) + sum([len(name) + len(value) for name, value in fields])
+            if size > HEAD_BYTES:
+                self._refuse(_HUGE_HEAD)
+        self._heading = False
+        version = parser.get_http_version()
+        modern = version == "1.1"
+        if self._hosts > 1 or (modern and not self._hosts):
+            self._refuse(_NO_HOST)
+        parts = self._parts_of(target)
+        lasts = modern and parser.should_keep_alive()
+        method = parser.get_method().decode("ascii")
+        self._receiver.head_came(
+            Head(method, version, *parts, fields, lasts, modern and self._expects_continue)
+        )
+
+    def on_body(self, piece: bytes) -> None:
+        """A part of the body has come."""
+        self._framing_bytes = 0
+        self._receiver.body_came(piece)
+
+    def on_message_complete(self) -> None:
+        """A request has come to its end."""
+        if self._upgrading:
+            return  # what comes now is its body, which `_go_on` reads
+        self._framing_bytes = 0
+        self._receiver.request_came()

@@ -1,0 +1,157 @@
+"""Listening sockets: on a TCP port, alone or with others, or on a path (Unix)."""
+
+import errno
+import os
+import socket
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from compaction_proxy.core.errors import ConfigError
+
+BACKLOG = 2_048
+# Whether the kernel spreads connections over sockets that share a port. Others give all to one of them.
+PORT_IS_SPREAD = sys.platform == "linux"
+# Who owns a Unix socket, and the owner's group, may connect.
+_UMASK = 0o117
+_CONNECT_S = 1.0
+
+
+def _shared(family: int, address: tuple[str, int] | tuple[int, bytes]) -> socket.socket:
+    """A socket on a port that others have, too, which does not listen yet."""
+    bound = socket.socket(family)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return _undelayed(bound)
+
+
+def _undelayed(bound: socket.socket) -> socket.socket:
+    """The socket, whose connections send without waiting for acknowledgements (Nagle).
+
+    asyncio, unlike uvloop, sees to that only where a socket names its protocol, which ours do not; on a
+    connection that is used again an answer of two writes would take 40 ms.
+    """
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return bound
+
+
+def listen(host: str, port: int, *, spread: bool = False) -> socket.socket:
+    """A listening socket; port 0 takes a free one.
+
+    Args:
+        host: Address or name; empty: every address of this machine.
+        port: TCP port.
+        spread: Share the port with other such sockets; the kernel spreads connections over those that
+            listen, and this one does when it is served. Only where `PORT_IS_SPREAD`.
+
+    Raises:
+        ConfigError: The address cannot be listened on.
+    """
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        if spread:
+            return _shared(family, address[:2])
+        return _undelayed(socket.create_server(address[:2], family=family, backlog=BACKLOG))
+    except OSError as error:
+        raise ConfigError(f"server.port: cannot listen on {host}:{port}: {_why(error)}") from None
+
+
+def is_spread(bound: socket.socket) -> bool:
+    """Whether each of several sockets on the address of this one is given connections of its own."""
+    return PORT_IS_SPREAD and bound.family != socket.AF_UNIX
+
+
+def _why(error: OSError) -> str:
+    """The system's words. Python adds the address; the name service has negative numbers of its own."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror or error)
+
+
+def _is_alive(path: str) -> bool:
+    """Whether somebody listens on a Unix socket."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(_CONNECT_S)
+        try:
+            asking.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except TimeoutError:  # its queue is full
+            return True
+    return True
+
+
+def _bind_path(bound: socket.socket, path: str) -> None:
+    """Bind to a path, on which a dead process may have left its socket."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise FileExistsError(errno.EEXIST, "")
+        if _is_alive(path):
+            raise OSError(errno.EADDRINUSE, "")
+        Path(path).unlink()
+    before = os.umask(_UMASK)  # there is no time at which more may connect
+    try:
+        bound.bind(path)
+    finally:
+        os.umask(before)
+
+
+def listen_on_path(path: str) -> socket.socket:
+    """A listening Unix socket (mode 0660). A socket that a dead process left there is replaced.
+
+    Raises:
+        ConfigError: It cannot be listened on, such as because somebody does.
+    """
+    bound = socket.socket(socket.AF_UNIX)
+    try:
+        _bind_path(bound, path)
+        bound.listen(BACKLOG)
+    except OSError as error:
+        bound.close()
+        raise ConfigError(f"server.unix_socket: cannot listen on {path}: {_why(error)}") from None
+    return bound
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+@contextmanager
+def removed_at_the_end(bound: socket.socket) -> Iterator[None]:
+    """Remove a Unix socket's file once the block has closed it, unless another process has replaced it.
+
+    Of a TCP socket there is none.
+    """
+    if bound.family != socket.AF_UNIX:
+        yield
+        return
+    path: str = bound.getsockname()
+    ours = _identity(path)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # the folder may be read-only by now, or gone
+            # A number that has become free is given to the next file, so it alone tells nothing.
+            if ours is not None and _identity(path) == ours and not _is_alive(path):
+                Path(path).unlink()
+
+
+def base_url(bound: socket.socket, scheme: str = "http") -> str:
+    """Where a listening socket is reached from this machine: a URL, or `unix:` and a path."""
+    if bound.family == socket.AF_UNIX:
+        return f"unix:{bound.getsockname()}"
+    host, port = bound.getsockname()[:2]
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - recognised, not bound
+    return f"{scheme}://[{here}]:{port}" if ":" in here else f"{scheme}://{here}:{port}"

@@ -1,0 +1,111 @@
+"""Long silences of an event stream, in which a comment tells everybody on the way that it is not over.
+
+Load balancers, tunnels and some clients end a connection on which nothing has come for a minute, and models
+think for longer. A comment (a line that begins with a colon) is no event: readers pass over it. It stands
+between two events only, and only where the bytes are the text itself: nothing can be put into a packed body,
+or into one whose length was told.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from starlette.types import Message, Send
+
+from compaction_proxy.gateway.headers import EVENT_STREAM, first_values
+
+COMMENT: Final = b": keep-alive\n\n"
+# How a stream ends that is between two events: a line's end, and a blank line's. CR LF CR is none: an LF
+# may follow that belongs to it.
+BORDERS: Final = (b"\n\n", b"\n\r\n", b"\r\r")
+BORDER_BYTES: Final = 3
+
+_BODY: Final = "http.response.body"
+
+
+@contextmanager
+def kept_alive(send: Send, silence_s: float) -> Iterator[Send]:
+    """A client's ASGI channel, on which an event stream is never silent for longer than `silence_s` seconds.
+
+    Nothing is sent before the head of the answer, behind its end, or once the context is left.
+    """
+    channel = _Channel(send, silence_s)
+    try:
+        yield channel
+    finally:
+        channel.close()
+
+
+def takes_comments(head: Message) -> bool:
+    """Whether comments may stand in the body that follows this `http.response.start`."""
+    fields = first_values([(name.lower(), held) for name, held in head.get("headers", ())])
+    plain = fields.get(b"content-encoding", b"").strip().lower() in {b"", b"identity"}
+    kind = fields.get(b"content-type", b"").strip().lower()
+    return plain and kind.startswith(EVENT_STREAM) and b"content-length" not in fields
+
+
+class _Channel:
+    """Passes on what is sent, and keeps the time: one timer for a stream, put off when it rings too early."""
+
+    __slots__ = ("_busy", "_comment", "_heard_at", "_loop", "_send", "_silence_s", "_tail", "_timer")
+
+    def __init__(self, send: Send, silence_s: float) -> None:
+        self._send = send
+        self._silence_s = silence_s
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._comment: asyncio.Task[None] | None = None
+        self._heard_at = 0.0
+        self._tail = BORDERS[0]  # the beginning is a border, too
+        self._busy = False
+
+    async def __call__(self, message: Message) -> None:
+        """Pass a message on (ASGI)."""
+        if self._timer is None:
+            await self._send(message)
+            if message["type"] != _BODY and takes_comments(message):
+                self._heard_at = self._loop.time()
+                self._wait()
+            return
+        if not message.get("more_body", False):
+            self._stop()
+        self._busy = True
+        if self._comment is not None:
+            await self._comment  # it is on its way: this stands behind it
+        await self._send(message)
+        self._busy = False
+        self._heard_at = self._loop.time()
+        body = message.get("body", b"")
+        self._tail = (
+            body[-BORDER_BYTES:] if len(body) >= BORDER_BYTES else (self._tail + body)[-BORDER_BYTES:]
+        )
+
+    def close(self) -> None:
+        """Say nothing more, not even what has been begun."""
+        self._stop()
+        if self._comment is not None:
+            self._comment.cancel()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wait(self) -> None:
+        self._timer = self._loop.call_at(self._heard_at + self._silence_s, self._look)
+
+    def _look(self) -> None:
+        """Say something if nothing was said for as long, and look again."""
+        now = self._loop.time()
+        if now >= self._heard_at + self._silence_s:
+            self._heard_at = now
+            if not self._busy and self._comment is None and self._tail.endswith(BORDERS):
+                self._comment = self._loop.create_task(self._say())
+        self._wait()
+
+    async def _say(self) -> None:
+        try:
+            await self._send({"type": _BODY, "body": COMMENT, "more_body": True})
+        finally:
+            self._comment = None

@@ -1,0 +1,109 @@
+"""Finds the conversations of small requests that go on unread and whose clients send no id.
+
+A request is read for this once the upstream answers, so that nobody waits. That takes more processor time
+than relaying it. So a busy process reads some of them only: the others are in no conversation's figures, and
+the next one that is read continues the conversation all the same.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from compaction_proxy.compaction.conversation_index import ConversationIndex
+from compaction_proxy.core.digest import prefix_digests
+from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.support.fail_open import contained
+from compaction_proxy.support.log_events import NOT_OBSERVED
+from compaction_proxy.wires.body import read
+from compaction_proxy.wires.project_instructions import (
+    drop_instructions,
+    find_client_by_members,
+    find_client_of,
+)
+from compaction_proxy.wires.wire import Dialect
+
+# Larger requests are in no hurry to be listed: they will soon be read anyway.
+MAX_BYTES = 786_432
+# What is read in a second, in bytes, and at once after a rest. A request counts as so many bytes more.
+BYTES_PER_S = 524_288
+BURST_BYTES = 1_048_576
+REQUEST_BYTES = 4_096
+# Messages that are read before other requests have their turn.
+MESSAGES_AT_ONCE = 64
+TOOLS = b'"tools"'
+
+_log = structlog.get_logger()
+
+
+class UnreadConversations:
+    """Finds conversations of one wire, on one event loop.
+
+    Args:
+        dialect: The wire.
+        conversations: Knows how far conversations have come.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        conversations: ConversationIndex,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._dialect = dialect
+        self._conversations = conversations
+        self._clock = clock
+        self._left_bytes = float(BURST_BYTES)
+        self._at = clock()
+        self._searches: set[asyncio.Task[str | None]] = set()
+
+    def start_search(self, tenant: str, raw: bytes, client: str) -> asyncio.Task[str | None] | None:
+        """Begin to look for the conversation of a request. None: it is too large, or there are too many.
+
+        The task gives the id of the conversation; None if the request is part of none.
+
+        Args:
+            tenant: Whose request it is.
+            raw: Its body.
+            client: The name of the client, as far as its header fields tell.
+        """
+        now, size = self._clock(), len(raw) + REQUEST_BYTES
+        self._left_bytes = min(BURST_BYTES, self._left_bytes + (now - self._at) * BYTES_PER_S)
+        self._at = now
+        if len(raw) > MAX_BYTES or size > self._left_bytes:
+            return None
+        self._left_bytes -= size
+        search = asyncio.create_task(self._search(tenant, raw, client))
+        self._searches.add(search)
+        search.add_done_callback(self._searches.discard)
+        return search
+
+    async def _search(self, tenant: str, raw: bytes, client: str) -> str | None:
+        with contained(_not_found):
+            return await self._found(tenant, raw, client)
+        return None
+
+    async def _found(self, tenant: str, raw: bytes, client: str) -> str | None:
+        dialect, body = self._dialect, read(raw, self._dialect)
+        records: list[Any] = []
+        for start in range(0, len(body.messages), MESSAGES_AT_ONCE):
+            records += map(dialect.message, body.messages[start : start + MESSAGES_AT_ONCE])
+            await asyncio.sleep(0)
+        messages = tuple(records)
+        client = find_client_by_members(body.prompt_members) or find_client_of(messages) or client
+        if client:
+            messages = drop_instructions(messages, client, dialect.message)
+        messages = tuple(each for each in messages if not each.privileged)
+        if not messages:
+            return None
+        prefixes = prefix_digests(messages, dialect.seed)
+        return await self._conversations.find(tenant, messages, prefixes, has_tools=TOOLS in raw)
+
+
+def _not_found(error: BaseException) -> None:
+    if not isinstance(error, Unreadable):
+        _log.warning(NOT_OBSERVED, error=type(error).__name__)

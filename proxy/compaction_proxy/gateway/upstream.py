@@ -1,0 +1,292 @@
+"""One exchange with the upstream: open it, look at the answer if need be, relay it back byte for byte.
+
+The engine is called directly, without an `httpx.AsyncClient` on the hot path.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+import httpx
+import structlog
+from starlette.types import Scope, Send
+
+from compaction_proxy.core.errors import Overloaded, Shown, UpstreamError, openai_error
+from compaction_proxy.core.exchange import FAILED_FROM
+from compaction_proxy.core.upstream_failure import OUT_OF_SOCKETS
+from compaction_proxy.gateway.client.types import HttpEngine, HttpRequest, HttpResponse
+from compaction_proxy.gateway.concurrency_limit import RETRY_AFTER_S
+from compaction_proxy.gateway.headers import Headers, content_length, to_client, to_upstream
+from compaction_proxy.gateway.identity import origin
+from compaction_proxy.gateway.paths import join
+from compaction_proxy.gateway.upstream_monitor import UpstreamMonitor
+from compaction_proxy.support.fail_open import contained
+from compaction_proxy.support.log_events import TAP_FAILED
+
+# How much of an error's body is looked at, in bytes.
+PEEK_BYTES = 65_536
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """Where requests go, and how.
+
+    Attributes:
+        base_url: Absolute; the client's path is appended to it (`gateway.paths.join`).
+        api_key: The proxy's own key, which replaces the client's credentials; empty to pass theirs on.
+        hop: The mark of this installation, 16 hex digits, by which a loop is noticed.
+        engine: What sends.
+        connect_timeout_s: Seconds until a connection must stand.
+        read_timeout_s: Seconds that the upstream may be silent, before the first byte or later.
+        key_field: The header field that shows the key; empty: as the client shows its own.
+        monitor: Reports its failures.
+    """
+
+    base_url: str
+    api_key: str
+    hop: str
+    engine: HttpEngine
+    connect_timeout_s: float
+    read_timeout_s: float
+    key_field: bytes = b""
+    monitor: UpstreamMonitor = field(default_factory=UpstreamMonitor)
+
+    @property
+    def target(self) -> str:
+        """Scheme, host and port, by which its failures are reported; never credentials or a path."""
+        return origin(self.base_url)
+
+
+def build_request(
+    upstream: Upstream, scope: Scope, body: bytes | AsyncIterator[bytes], length: int | None = None
+) -> HttpRequest:
+    """The client's request as it goes to the upstream.
+
+    Args:
+        upstream: Where it goes.
+        scope: The client's request (ASGI).
+        body: The body to send; a stream is sent as it comes and cannot be replayed.
+        length: Declared length of a stream in bytes; None sends it chunked.
+    """
+    server, target = join(upstream.base_url, scope["raw_path"], scope["query_string"])
+    return HttpRequest(
+        scope["method"],
+        server,
+        target,
+        to_upstream(
+            scope["headers"], api_key=upstream.api_key, hop=upstream.hop, key_field=upstream.key_field
+        ),
+        body,
+        length,
+        upstream.connect_timeout_s,
+        upstream.read_timeout_s,
+    )
+
+
+class Answer:
+    """An upstream's answer whose beginning may have been looked at. Close it, or relay it back.
+
+    Args:
+        response: What the engine gave.
+        upstream: Whose answer it is, to report a cut; None reports nothing.
+
+    Attributes:
+        response: Status and headers; its body belongs to this record.
+    """
+
+    __slots__ = ("_coming", "_cut", "_fields", "_seen", "_upstream", "response")
+
+    def __init__(self, response: HttpResponse, upstream: Upstream | None = None) -> None:
+        self.response = response
+        self._upstream = upstream
+        self._seen: deque[bytes] = deque()
+        self._fields: dict[bytes, bytes] | None = None
+        self._cut: httpx.TransportError | None = None
+        self._coming: asyncio.Task[bytes] | None = None  # a chunk that was awaited no longer
+
+    async def peek(self, limit: int) -> bytes:
+        """The beginning of the body: at least `limit` bytes if it has as many, else all there is.
+
+        What was read is still relayed. A cut is not reported here but where the body is relayed.
+        """
+        size = sum(map(len, self._seen))
+        try:
+            while size < limit and self._cut is None and (chunk := await self._next()):
+                self._seen.append(chunk)
+                size += len(chunk)
+        except httpx.TransportError as error:
+            self._cut = error
+        return b"".join(self._seen)
+
+    async def peek_next(self) -> bytes:
+        """Returns the next unseen chunk, which is still relayed; empty at the end or at a cut."""
+        try:
+            chunk = b"" if self._cut is not None else await self._next()
+        except httpx.TransportError as error:
+            self._cut = error
+            return b""
+        if chunk:
+            self._seen.append(chunk)
+        return chunk
+
+    async def peek_within(self, limit: int, seconds: float) -> bytes:
+        """What `peek` says, or what there is after so many seconds; what is late is relayed as it comes."""
+        if self._coming is None:
+            self._coming = asyncio.create_task(self.response.read())
+        done, _ = await asyncio.wait([self._coming], timeout=seconds)
+        return await self.peek(limit) if done else b"".join(self._seen)
+
+    async def _next(self) -> bytes:
+        """The next chunk from the upstream, or the one that somebody has begun to wait for."""
+        coming, self._coming = self._coming, None
+        try:
+            return await (coming or self.response.read())
+        except httpx.TransportError as error:
+            if self._upstream is not None:
+                self._upstream.monitor.record_cut(self._upstream.target, error)
+            raise
+
+    @property
+    def cut(self) -> bool:
+        """Whether `peek` has seen that the upstream was cut."""
+        return self._cut is not None
+
+    async def read(self) -> bytes:
+        """The next chunk of the body, as it came; empty at the end.
+
+        Raises:
+            httpx.TransportError: The upstream was cut.
+        """
+        if self._seen:
+            return self._seen.popleft()
+        if self._cut is not None:
+            raise self._cut
+        return await self._next()
+
+    def field(self, name: bytes) -> str:
+        """The first value of a header field, empty if there is none; `name` in lower case."""
+        if self._fields is None:
+            self._fields = {key.lower(): held for key, held in reversed(self.response.headers)}
+        return self._fields.get(name, b"").decode("latin-1")
+
+    async def aclose(self) -> None:
+        """End the exchange; if the body is not at its end, the upstream sees a hang-up."""
+        if self._coming is not None:
+            self._coming.cancel()
+            await asyncio.gather(self._coming, return_exceptions=True)
+        await self.response.aclose()
+
+
+async def open_answer(upstream: Upstream, request: HttpRequest) -> Answer:
+    """Send a request and wait for status and headers of the answer; report a failure of the upstream.
+
+    Raises:
+        Overloaded: There is no room for another connection; the upstream has seen nothing.
+        UpstreamError: 502 `upstream_unreachable` or `upstream_protocol_error`, 504 `upstream_timeout`.
+    """
+    try:
+        response = await upstream.engine.send(request)
+    except httpx.TransportError as error:
+        raise _build_error(upstream, error) from error
+    status, monitor = response.status, upstream.monitor
+    if not 200 <= status <= 599:  # an upgrade nobody asked for, or no HTTP status at all
+        monitor.record_invalid_status(upstream.target)
+        await response.aclose()
+        raise UpstreamError(502, "The upstream's status is not valid.", "upstream_protocol_error")
+    if status >= FAILED_FROM or monitor.failing:
+        monitor.record_status(upstream.target, status)
+    return Answer(response, upstream)
+
+
+def _build_error(upstream: Upstream, error: httpx.TransportError) -> Overloaded | UpstreamError:
+    """Report that there is no answer, and build the error for the client."""
+    cause = upstream.monitor.record_error(upstream.target, error)
+    if cause == OUT_OF_SOCKETS:
+        return Overloaded(RETRY_AFTER_S)
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return UpstreamError(502, "The upstream cannot be reached.", "upstream_unreachable")
+    if isinstance(error, httpx.TimeoutException):
+        return UpstreamError(504, "The upstream did not answer in time.", "upstream_timeout")
+    message = "The upstream ended the connection without a valid answer."
+    return UpstreamError(502, message, "upstream_protocol_error")
+
+
+def _tap_failed(error: BaseException) -> None:
+    _log.warning(TAP_FAILED, error=type(error).__name__)
+
+
+async def relay_back(
+    answer: Answer,
+    send: Send,
+    *,
+    extra: Sequence[tuple[bytes, bytes]] = (),
+    tap: Callable[[bytes], None] | None = None,
+) -> bool:
+    """Relay an answer to the client as it comes, and close it.
+
+    Returns whether it was whole. If the upstream was cut, so is the client: the response is left without
+    its end, and the server closes the connection.
+
+    Args:
+        answer: What `open_answer` gave.
+        send: The client's ASGI channel.
+        extra: Header fields of ours, appended to the upstream's.
+        tap: Sees each chunk after it was sent; its failure is logged and does no harm.
+    """
+    response = answer.response
+    headers = to_client(response.status, response.headers)
+    length = content_length(headers)
+    headers += extra
+    try:
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        last = await _relay_chunks(answer, send, tap, length)
+    except httpx.TransportError:
+        return False
+    finally:
+        await answer.aclose()
+    await send({"type": "http.response.body", "body": last, "more_body": False})
+    if last and tap is not None:
+        _tap(tap, last)
+    return True
+
+
+async def _relay_chunks(
+    answer: Answer, send: Send, tap: Callable[[bytes], None] | None, length: int | None
+) -> bytes:
+    """Relay a body but for what may go with its end: the last chunk, where the length tells that one."""
+    while chunk := await answer.read():
+        if length is not None:
+            length -= len(chunk)
+            if length == 0:
+                return chunk
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        if tap is not None:
+            _tap(tap, chunk)
+    return b""
+
+
+def _tap(tap: Callable[[bytes], None], chunk: bytes) -> None:
+    with contained(_tap_failed):
+        tap(chunk)
+
+
+async def send_error(
+    send: Send,
+    error: Shown,
+    extra: Sequence[tuple[bytes, bytes]] = (),
+    shape: Callable[[Shown], bytes] = openai_error,
+) -> None:
+    """Answer the client with an error of ours, in the shape of its wire."""
+    body = shape(error)
+    headers: Headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        *extra,
+    ]
+    if isinstance(error, Overloaded):
+        headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

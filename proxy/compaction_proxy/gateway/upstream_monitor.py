@@ -1,0 +1,156 @@
+"""Reports failures of upstreams: to the log, to the metrics and to the statistics."""
+
+import errno
+import socket
+import ssl
+import time
+from collections.abc import Callable, Collection
+
+import httpx
+import structlog
+
+from compaction_proxy.core import upstream_failure as causes
+from compaction_proxy.core.exchange import FAILED_FROM
+from compaction_proxy.core.upstream_failure import is_failure_status, is_server_error, name_status
+from compaction_proxy.storage.throttle import Throttle
+from compaction_proxy.support.log_events import UPSTREAM_FAILED, UPSTREAM_RECOVERED
+
+# Pairs of a target and a cause that are remembered in order to log each once a minute.
+MAX_PAIRS = 500
+
+# Is given the target and the cause of a failure, on the event loop; must not wait.
+Count = Callable[[str, str], None]
+
+_log = structlog.get_logger()
+
+# The first row that matches decides.
+_BEFORE_AN_ANSWER: tuple[tuple[type[httpx.TransportError], str], ...] = (
+    (httpx.ConnectTimeout, causes.CONNECT_TIMEOUT),
+    (httpx.TimeoutException, causes.ANSWER_TIMEOUT),
+    (httpx.ProxyError, causes.PROXY_FAILED),
+    (httpx.UnsupportedProtocol, causes.NOT_SENDABLE),
+    (httpx.LocalProtocolError, causes.NOT_SENDABLE),
+    (httpx.RemoteProtocolError, causes.INVALID_ANSWER),
+)
+_CONNECT_ERRNOS = {
+    errno.ECONNREFUSED: causes.CONNECTION_REFUSED,
+    errno.ECONNRESET: causes.CONNECTION_RESET,
+    # What the system says when it has no file descriptor, port or buffer left for a connection.
+    errno.EMFILE: causes.OUT_OF_SOCKETS,
+    errno.ENFILE: causes.OUT_OF_SOCKETS,
+    errno.EADDRNOTAVAIL: causes.OUT_OF_SOCKETS,
+    errno.ENOBUFS: causes.OUT_OF_SOCKETS,
+}
+
+
+def find_cause(error: httpx.TransportError, *, begun: bool = False) -> str:
+    """The word for an error of the engine.
+
+    Args:
+        error: What the engine raised.
+        begun: Whether status and headers of the answer had come.
+    """
+    if begun:
+        is_timeout = isinstance(error, httpx.TimeoutException)
+        return causes.ANSWER_STALLED if is_timeout else causes.ANSWER_CUT
+    if isinstance(error, httpx.ConnectError):
+        return _find_connect_cause(error)
+    matching = (cause for kind, cause in _BEFORE_AN_ANSWER if isinstance(error, kind))
+    return next(matching, causes.CONNECTION_RESET)
+
+
+def _find_connect_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, ssl.SSLError):
+        return causes.TLS_FAILED
+    if isinstance(error, socket.gaierror | ValueError):  # ValueError: a name that no name can be
+        return causes.NAME_NOT_RESOLVED
+    number = error.errno if isinstance(error, OSError) else None
+    return _CONNECT_ERRNOS.get(number or 0, causes.UNREACHABLE)
+
+
+def _ignore(_target: str, _cause: str) -> None:
+    """Count nothing."""
+
+
+class UpstreamMonitor:
+    """Reports failures of all upstreams of a process.
+
+    Of each target and cause one line a minute is logged. Once a target that gave no answer, or one of 5xx,
+    gives another one, one line says so. A successful request costs a look at `failing`.
+
+    Args:
+        count: Is told of every failure, and of every other answer with an error status.
+        keep: Is told of failures only.
+        clock: Monotonic seconds.
+
+    Attributes:
+        failing: Targets whose last answer was none or one of 5xx, and how often that was so in a row.
+    """
+
+    def __init__(
+        self, count: Count = _ignore, keep: Count = _ignore, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._count = count
+        self._keep = keep
+        self._throttle = Throttle[tuple[str, str]](max_keys=MAX_PAIRS, clock=clock)
+        self._logged: set[str] = set()  # failing targets of which a line was logged
+        self.failing: dict[str, int] = {}
+
+    def record_error(self, target: str, error: httpx.TransportError) -> str:
+        """Report that no answer came; returns the cause."""
+        cause = find_cause(error)
+        if cause in causes.LOCAL_CAUSES:
+            self._record(target, cause)
+        else:
+            self._record_failing(target, cause)
+        return cause
+
+    def record_invalid_status(self, target: str) -> None:
+        """Report that an answer had a status that is none."""
+        self._record_failing(target, causes.INVALID_ANSWER)
+
+    def record_cut(self, target: str, error: httpx.TransportError) -> None:
+        """Report that an answer broke off."""
+        self._record(target, find_cause(error, begun=True))
+
+    def record_status(self, target: str, status: int) -> None:
+        """Report an error status, and the recovery of a target that has failed until now."""
+        if is_server_error(status):
+            self._record_failing(target, name_status(status))
+            return
+        if target in self.failing:
+            self._record_recovery(target)
+        if is_failure_status(status):
+            self._record(target, name_status(status))
+        elif status >= FAILED_FROM:
+            self._count(target, name_status(status))
+
+    def keep_targets(self, targets: Collection[str]) -> None:
+        """Let go of failing targets that nobody asks any more: another configuration is in force."""
+        for target in self.failing.keys() - targets:
+            del self.failing[target]
+            self._logged.discard(target)
+
+    def _record_failing(self, target: str, cause: str) -> None:
+        self.failing[target] = self.failing.get(target, 0) + 1
+        if self._record(target, cause):
+            self._logged.add(target)
+
+    def _record(self, target: str, cause: str) -> bool:
+        """Count a failure; whether it was logged."""
+        self._count(target, cause)
+        self._keep(target, cause)
+        suppressed = self._throttle.count_suppressed((target, cause))
+        if suppressed is None:
+            return False
+        left_out = {"suppressed": suppressed} if suppressed else {}
+        _log.warning(UPSTREAM_FAILED, target=target, cause=cause, **left_out)
+        return True
+
+    def _record_recovery(self, target: str) -> None:
+        failures = self.failing.pop(target)
+        if target in self._logged:  # else every second request could have such a line
+            self._logged.discard(target)
+            _log.info(UPSTREAM_RECOVERED, target=target, failures=failures)

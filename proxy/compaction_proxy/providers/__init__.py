@@ -1,0 +1,1 @@
+"""What is known of models and upstreams: tokenizers, windows, calibration, prices."""

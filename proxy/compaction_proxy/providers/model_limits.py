@@ -1,0 +1,402 @@
+"""What an upstream teaches about its models: the true window from its errors, the true count from its usage.
+
+Where it tells its window for the asking, that is taken too, and where it cuts a request in silence, its count
+gives the window away.
+
+One record per tenant, upstream origin and model, held in the process and kept in the store for a day, so that
+a restart does not have to run into the same error again. Per tenant, because errors echo requests and counts
+follow them: what one tenant's requests provoke must not shape another's.
+
+Replicas learn from each other: behind a request now and then, which does not wait for it, the record is read
+again. What counts is the ratio of whoever has seen most answers, the smallest window that an error named, and
+the latest that was told.
+"""
+
+import asyncio
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Container
+
+import structlog
+
+from compaction_proxy.providers.calibration import MAX_RATIO, Calibration
+from compaction_proxy.providers.learned import Learned, from_fields, merged, to_fields
+from compaction_proxy.providers.silent_truncation import LEAST_SIZE_TOKENS, Answered, infer_window, judged
+from compaction_proxy.storage.keys import model_key
+from compaction_proxy.storage.records import Fields, Records
+from compaction_proxy.support.fail_open import contained
+from compaction_proxy.support.log_events import NOT_OBSERVED, UPSTREAM_TRUNCATES
+
+# Providers change what they serve behind a name; what was learned is believed this long, in seconds.
+BELIEVED_S = 86_400.0
+MAX_MODELS = 4_096
+# A ratio that has moved by this much (in its logarithm) since it was last kept is kept again.
+KEPT_STEP = 0.02
+# No sooner than this after the last time, in seconds: while it settles it moves with every answer.
+KEPT_EVERY_S = 5.0
+# Weight of one round in what is learned of rounds, and the most that is believed, as a logarithm.
+DRIFT_WEIGHT = 0.5
+MOST_DRIFT = 0.15
+# What other replicas have learned is asked for this often, in seconds.
+LOOK_EVERY_S = 10.0
+# Models whose window the upstream is asked for at once.
+ASKED_AT_ONCE = 4
+# Conversations of which the last answer is remembered.
+MAX_THREADS = 4_096
+# An inferred window, and a refused or accepted size, is believed this long, in seconds; then a full request
+# shows whether it still holds.
+INFERRED_S = 3_600.0
+# Low counts of a model that are remembered.
+MAX_LOW = 8
+
+_log = structlog.get_logger()
+
+
+class Learning:
+    """Remembers what was learned, on one event loop.
+
+    Args:
+        records: Where it is kept.
+        now: Seconds since the epoch.
+        clock: Monotonic seconds.
+
+    Attributes:
+        changes: How often something else has become known of how large requests may be.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.changes = 0
+        self._records = records
+        self._now = now
+        self._clock = clock
+        self._known: dict[str, Learned] = {}
+        self._kept: dict[str, float] = {}  # the ratio's logarithm as the store has it
+        self._kept_at: dict[str, float] = {}
+        self._looked: dict[str, float] = {}
+        self._drifts: dict[str, float] = {}  # logarithms
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._last: OrderedDict[tuple[str, str | bytes], Answered] = OrderedDict()
+        self._most: dict[str, int] = {}  # the largest count of each model
+        self._low: dict[str, deque[Answered]] = {}  # its answers with low counts
+        self._accepted_bytes: dict[str, int] = {}  # its largest body that was answered unread
+
+    async def of(self, tenant: str, origin: str, model: str) -> Learned:
+        """What is known of a model. The store is waited for once in the life of the process."""
+        return await self._of(model_key(tenant, origin, model), model)
+
+    async def _of(self, key: str, model: str) -> Learned:
+        if key in self._known:
+            self._look_behind(key, model)
+        else:
+            await self._look(key, model)
+        return self._fresh(key)
+
+    def window(self, tenant: str, origin: str, model: str) -> int | None:
+        """The learned window, as far as this process knows it already."""
+        key = model_key(tenant, origin, model)
+        self._look_behind(key, model)
+        return self._fresh(key).window if key in self._known else None
+
+    def window_for(self, tenant: str, origin: str, model: str, configured: int | None) -> int:
+        """The window to reckon with (`Learned.window_for`), as far as this process knows it already."""
+        key = model_key(tenant, origin, model)
+        self._look_behind(key, model)
+        known = self._fresh(key) if key in self._known else Learned(Calibration.prior(model))
+        return known.window_for(model, configured)
+
+    def is_known(self, tenant: str, origin: str, model: str) -> bool:
+        """Returns whether this process has looked up what is known of a model."""
+        return model_key(tenant, origin, model) in self._known
+
+    def calibration(self, tenant: str, origin: str, model: str) -> Calibration:
+        """How the upstream counts, as far as this process knows it already."""
+        known = self._known.get(model_key(tenant, origin, model))
+        return known.calibration if known else Calibration.prior(model)
+
+    def drift(self, tenant: str, origin: str, model: str) -> float:
+        """What requests have come to for which a round was just made, as a factor of what was estimated.
+
+        What rounds take away and what they put in its place need not cost the same for each token of ours.
+        """
+        drift = self._drifts.get(model_key(tenant, origin, model))
+        return math.exp(drift) if drift else 1.0
+
+    def drifted(self, tenant: str, origin: str, model: str, estimate: int, actual: int) -> None:
+        """The first answer after a round said how many tokens the request had, for what was estimated."""
+        key = model_key(tenant, origin, model)
+        drift = self._drifts.pop(key, 0.0) + DRIFT_WEIGHT * math.log(max(1, actual) / max(1, estimate))
+        self._drifts[key] = max(-MOST_DRIFT, min(MOST_DRIFT, drift))
+        if len(self._drifts) > MAX_MODELS:
+            del self._drifts[next(iter(self._drifts))]
+
+    async def overflowed(
+        self, tenant: str, origin: str, model: str, window: int, believed_s: float = BELIEVED_S
+    ) -> None:
+        """An error named the window. A smaller one replaces a larger one, until that is forgotten."""
+        known = await self.of(tenant, origin, model)
+        smaller = min(window, known.window or window)
+        until = self._now() + believed_s
+        key = model_key(tenant, origin, model)
+        known = known._replace(window=smaller, until=until)
+        if known.accepted > smaller:  # the upstream takes less than it did; the newer word counts
+            known = known._replace(accepted=smaller, accepted_until=self._now() + BELIEVED_S)
+        self._remember(key, known)
+        await self._keep(key, model)
+
+    def note_accepted_bytes(self, tenant: str, origin: str, model: str, size_bytes: int) -> None:
+        """Remember that a body of this size, which was not counted, was answered; in this process only."""
+        key = model_key(tenant, origin, model)
+        if size_bytes > self._accepted_bytes.get(key, 0):
+            self._accepted_bytes[key] = size_bytes
+            if len(self._accepted_bytes) > MAX_MODELS:
+                del self._accepted_bytes[next(iter(self._accepted_bytes))]
+
+    async def learn_refused(
+        self, tenant: str, origin: str, model: str, estimate: int, size_bytes: int
+    ) -> None:
+        """Remember that a request of this size was refused as too long, and that no limit was named.
+
+        What was answered uncounted before is taken to have as many tokens for each byte as this request.
+
+        Args:
+            tenant: Whose request it was.
+            origin: Of the upstream.
+            model: The model that was asked.
+            estimate: Our uncalibrated count of it as it was forwarded. A small one is not remembered: no
+                model's window is so small.
+            size_bytes: Bytes of its body as it was forwarded.
+        """
+        known = await self.of(tenant, origin, model)
+        if known.calibration.size(estimate) < LEAST_SIZE_TOKENS:
+            return
+        key = model_key(tenant, origin, model)
+        until = self._now() + INFERRED_S
+        accepted_bytes = self._accepted_bytes.pop(key, 0)
+        if accepted_bytes < size_bytes:
+            known = known.add_accepted(accepted_bytes * estimate // size_bytes, until)
+        self._remember(key, known.add_refused(estimate, until))
+        await self._keep(key, model)
+
+    async def learn_accepted(self, tenant: str, origin: str, model: str, estimate: int) -> None:
+        """Remember that a request of this size, in uncalibrated tokens, was answered in full."""
+        key = model_key(tenant, origin, model)
+        known = await self._of(key, model)
+        accepted = known.add_accepted(estimate, self._now() + INFERRED_S)
+        if accepted is known:
+            return
+        self._remember(key, accepted)
+        if accepted.limit_estimate != known.limit_estimate:
+            await self._keep(key, model)
+
+    async def is_limited(self, tenant: str, origin: str, model: str) -> bool:
+        """Returns whether the upstream is believed to take less than it was said to."""
+        return (await self.of(tenant, origin, model)).is_limited
+
+    async def learn_adds_output(self, tenant: str, origin: str, model: str) -> None:
+        """Remember that the upstream refused the sum of a prompt and the output asked for."""
+        known = await self.of(tenant, origin, model)
+        key = model_key(tenant, origin, model)
+        self._remember(key, known._replace(adds_output_until=self._now() + BELIEVED_S))
+        await self._keep(key, model)
+
+    def adds_output(self, tenant: str, origin: str, model: str) -> bool:
+        """Whether the upstream counts the output asked for, too, as far as this process knows already."""
+        key = model_key(tenant, origin, model)
+        return key in self._known and self._fresh(key).adds_output
+
+    async def learn_lacks_compaction(self, tenant: str, origin: str, model: str) -> None:
+        """Remember that the upstream does not answer a compaction trigger with a compaction item."""
+        known = await self.of(tenant, origin, model)
+        key = model_key(tenant, origin, model)
+        self._remember(key, known._replace(lacks_compaction_until=self._now() + BELIEVED_S))
+        await self._keep(key, model)
+
+    async def lacks_compaction(self, tenant: str, origin: str, model: str) -> bool:
+        """Returns whether the upstream is believed not to answer a compaction trigger."""
+        return (await self.of(tenant, origin, model)).lacks_compaction_until > self._now()
+
+    async def observed(self, tenant: str, origin: str, model: str, estimate: int, actual: int) -> None:
+        """An answer's usage said how many tokens a request really had."""
+        key = model_key(tenant, origin, model)
+        await self._observe(key, model, await self._of(key, model), estimate, actual)
+
+    async def _observe(self, key: str, model: str, known: Learned, estimate: int, actual: int) -> None:
+        calibration = known.calibration.observe(estimate, actual)
+        if calibration is not known.calibration:
+            self._remember(key, known._replace(calibration=calibration))
+        moved = abs(calibration.mean - self._kept.get(key, math.inf)) >= KEPT_STEP
+        if moved and self._clock() - self._kept_at.get(key, -math.inf) >= KEPT_EVERY_S:
+            self._kept_at[key] = self._clock()
+            await self._keep(key, model)
+
+    async def answered(
+        self,
+        tenant: str,
+        origin: str,
+        model: str,
+        answer: Answered,
+        *,
+        thread: str | bytes | None,
+        echoed: Callable[[], Container[int]],
+        configured: bool = False,
+    ) -> bool:
+        """Learn from the usage of an answer. Whether the upstream had cut the request in silence.
+
+        Args:
+            tenant: Whose request it was.
+            origin: Of the upstream.
+            model: The model that answered.
+            answer: What was counted.
+            thread: The conversation's root or id; None if it has none, or branches without order.
+            configured: Whether the window is configured: only an error beats that.
+            echoed: Gives the numbers that stand in the request, of which none is taken for a window. Called
+                only where it matters.
+        """
+        key = model_key(tenant, origin, model)
+        known = await self._of(key, model)
+        last = self._follow(key, thread, answer)
+        most = self._most[key] = max(self._most.get(key, 0), answer.prompt)
+        verdict = judged(answer, last, known.calibration)
+        if verdict == "low" and answer.prompt not in echoed():
+            low = self._low.setdefault(key, deque(maxlen=MAX_LOW))
+            low.extend((last, answer) if last and last.prompt == answer.prompt and not low else (answer,))
+            window = infer_window(low, most)
+            if window is None or window in echoed():
+                return False
+            if known.window is None or window < known.window:
+                counts = {"tokens_estimated": answer.estimate, "tokens_counted": answer.prompt}
+                _log.warning(UPSTREAM_TRUNCATES, model=model, **counts)
+            if not configured:
+                await self.overflowed(tenant, origin, model, window, INFERRED_S)
+            return True
+        if verdict == "whole":
+            known = await self._accept(key, model, known, answer)
+            await self._observe(key, model, known, answer.estimate, answer.prompt)
+            await self.learn_accepted(tenant, origin, model, answer.estimate)
+        return False
+
+    def discover(
+        self, tenant: str, origin: str, model: str, ask: Callable[[], Awaitable[int | None]]
+    ) -> None:
+        """Let the upstream be asked for the window, behind whoever calls, once in a day.
+
+        Nothing is asked of a model that this process has not looked up yet (`of`).
+        """
+        key = model_key(tenant, origin, model)
+        known = self._known.get(key)
+        due = known is not None and known.asked_until <= self._now()
+        if due and key not in self._asking and len(self._asking) < ASKED_AT_ONCE:
+            self._asking[key] = task = asyncio.create_task(self._discover(key, model, ask))
+            task.add_done_callback(lambda _: self._asking.pop(key, None))
+
+    async def close(self) -> None:
+        """End what is under way."""
+        tasks = list(self._asking.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _follow(self, key: str, thread: str | bytes | None, answer: Answered) -> Answered | None:
+        """The answer before this one in a conversation; of several with one count the first.
+
+        This one takes its place, unless the count is the same again: then growth adds up.
+        """
+        if thread is None:
+            return None
+        last = self._last.pop((key, thread), None)
+        self._last[key, thread] = last if last and last.prompt == answer.prompt else answer
+        if len(self._last) > MAX_THREADS:
+            self._last.popitem(last=False)
+        return last
+
+    async def _accept(self, key: str, model: str, known: Learned, answer: Answered) -> Learned:
+        """An answered request shows that the window is at least as large, if its count can be true.
+
+        Returns what is known now.
+        """
+        if not (known.window or known.told(model)) < answer.prompt <= MAX_RATIO * answer.estimate:
+            return known
+        self._low.pop(key, None)
+        until = self._now() + BELIEVED_S
+        self._remember(key, known._replace(accepted=answer.prompt, accepted_until=until))
+        await self._keep(key, model)
+        return self._fresh(key)
+
+    async def _discover(self, key: str, model: str, ask: Callable[[], Awaitable[int | None]]) -> None:
+        found = None
+        with contained(_not_discovered):
+            found = await ask()
+        known = self._known.get(key) or Learned(Calibration.prior(model))
+        until = self._now() + BELIEVED_S
+        self._remember(key, known._replace(discovered=found, asked_until=until))
+        await self._keep(key, model)
+
+    def _look_behind(self, key: str, model: str) -> None:
+        """Look if it is time, behind whoever asks."""
+        if self._clock() - self._looked.get(key, -math.inf) >= LOOK_EVERY_S:
+            self._records.behind.begin(key, lambda: self._look(key, model))
+
+    async def _look(self, key: str, model: str) -> None:
+        """Take over what the store knows. Where it fails, what this process has kept stands in."""
+        [fields] = await self._records.find([key], fresh=True)
+        theirs = self._from(fields, model)
+        ours = self._known.get(key)  # as it is now: something may have been learned meanwhile
+        self._remember(key, merged(ours, theirs, self._now()) if ours else theirs)
+        self._looked[key] = self._clock()
+        if fields is None:
+            self._kept.pop(key, None)
+        else:
+            self._kept[key] = theirs.calibration.mean
+
+    def _fresh(self, key: str) -> Learned:
+        known, now = self._known[key], self._now()
+        accepted = known.accepted if known.accepted_until > now else 0
+        if known.window and (known.until <= now or known.window < accepted):
+            known = known._replace(window=None)
+        if known.discovered and known.asked_until <= now:
+            known = known._replace(discovered=None)
+        if known.adds_output_until and known.adds_output_until <= now:
+            known = known._replace(adds_output_until=0.0)
+        if known.refused_estimate and known.refused_until <= now:
+            known = known._replace(refused_estimate=0, refused_until=0.0)
+        if known.accepted_estimate and known.accepted_estimate_until <= now:
+            known = known._replace(accepted_estimate=0, accepted_estimate_until=0.0)
+        return known._replace(accepted=0) if known.accepted and known.accepted_until <= now else known
+
+    def _remember(self, key: str, learned: Learned) -> None:
+        known = self._known.get(key)
+        before = (known.window, known.adds_output, known.limit_estimate) if known else (None, False, 0)
+        if before != (learned.window, learned.adds_output, learned.limit_estimate):
+            self.changes += 1
+        if key not in self._known and len(self._known) >= MAX_MODELS:
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            self._kept.pop(oldest, None)
+            self._kept_at.pop(oldest, None)
+            self._most.pop(oldest, None)
+            self._low.pop(oldest, None)
+            self._looked.pop(oldest, None)
+        self._known[key] = learned
+
+    async def _keep(self, key: str, model: str) -> None:
+        """Keep what is known, and what another replica has kept since."""
+        await self._look(key, model)
+        learned = self._known[key]
+        self._kept[key] = learned.calibration.mean
+        await self._records.keep(key, to_fields(learned), ttl_s=BELIEVED_S)
+
+    def _from(self, fields: Fields | None, model: str) -> Learned:
+        try:
+            return from_fields(fields) if fields is not None else Learned(Calibration.prior(model))
+        except (KeyError, ValueError, TypeError, OverflowError):
+            return Learned(Calibration.prior(model))
+
+
+def _not_discovered(error: BaseException) -> None:
+    _log.warning(NOT_OBSERVED, error=type(error).__name__)

@@ -1,0 +1,208 @@
+"""How texts become the terms of an index, and what a query asks for.
+
+A term is what stands in a text between separators, in lower case and without accents; it is not stemmed, so
+that what was written can be found as it was written, and which forms of a word belong together is decided
+when somebody asks (`recall.stems`). Names in camel case are also there in their pieces, numbers with
+thousands separators are there without, and scripts that put no space between words are there in pairs of
+characters. Whatever is no letter, digit or mark is no part of any term.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import NamedTuple
+
+# Longer runs of letters and digits are known by their beginning.
+MAX_TERM_CHARACTERS = 128
+# What of a query is read: of a longer one both ends, since a question stands before or behind its matter.
+MAX_QUERY_CHARACTERS = 8_192
+MAX_QUERY_WORDS = 64
+MAX_QUERY_PHRASES = 16
+MAX_PHRASE_CHARACTERS = 256
+MAX_QUERY_PREFIXES = 8
+MAX_QUERY_CODES = 16
+MAX_CODE_TERMS = 32
+MAX_CAMEL_PIECES = 8
+# A number that is shorter is one among many; one that is this long names something.
+LEAST_CODE_CHARACTERS = 5
+
+# Thai and Lao; Myanmar; Khmer; Chinese, Japanese and Korean with their extensions.
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3"
+    "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003134f"
+)
+# Marks that stand inside words but are no letters: accents, points of Hebrew and Arabic, vowels of India, and
+# what scripts of `_UNSPACED` set above and below.
+_MARKS = (
+    "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0903\u093a-\u0963\u0981-\u0983\u09bc-\u0a03"
+    "\u0a3c-\u0dff\u0e31-\u0e3a\u0e47-\u0e4e\u0eb1-\u0ecd\u102b-\u103e\u17b6-\u17d3"
+)
+_CONTRACTED = r"(?<=[^\W_])['\u2019](?:[dmst]|ll|re|ve)\b"
+_GROUPED = r"(?<![^\W_])[0-9]{1,3}(?:,[0-9]{3}){1,6}(?!,?[0-9])"
+_RUN = re.compile(rf"{_CONTRACTED}|{_GROUPED}|(?:[^\W_]+|[{_MARKS}]+)+")
+_UNSPACED_RUN = re.compile(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
+_IS_UNSPACED = re.compile(f"[{_UNSPACED}]")
+_CAMEL = re.compile(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z]+[0-9]*|[0-9]+")
+# Letters that no decomposition takes their stroke from.
+_STROKES = str.maketrans(
+    {"ø": "o", "ł": "l", "đ": "d", "\u0131": "i", "æ": "ae", "œ": "oe", "þ": "th", "ð": "d"}
+)
+
+_PHRASE = re.compile(r'"([^"]*)"')
+_INNER = re.compile(r"[^\W_](?:[_/\\@#=:]|[./\\:_@-]{2}|\.)[^\W_]")
+_DIGIT = re.compile(r"[0-9]")
+_CAMEL_CASE = re.compile(r"[a-z0-9][A-Z]|[A-Z]{2}[a-z]{2}")
+_CORE = re.compile(r"[^\W_](?:.*[^\W_])?", re.DOTALL)
+
+# Words that questions are made of, and that say nothing about what is asked.
+_STOPPED = """
+a about after again all also am an and any are as at be because been before being both but by
+can could d did do does doing done down each few for from further had has have having he her
+here hers him his how i if in into is it its just ll m may me might mine more most must my no
+nor not of off on once only or other our ours out over own re s same shall she should so some
+such t than that the their theirs them then there these they this those to too under up us ve
+very was we were what when where which while who whom whose why will with would you your yours
+don doesn didn isn aren wasn weren won wouldn couldn shouldn hasn haven hadn
+"""
+STOP_WORDS = frozenset(_STOPPED.split())
+
+
+class Term(NamedTuple):
+    """One term of a text.
+
+    Attributes:
+        text: The term.
+        start: Where it begins in the text, in characters.
+    """
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What a query asks for.
+
+    Attributes:
+        words: Terms that rank, each once; stop words only if nothing else was asked for.
+        prefixes: Beginnings of terms.
+        codes: Names of one thing, such as paths, ids, versions and amounts, as terms that follow one another.
+        phrases: Texts that must stand in what is found, in any case and with any white space for a space.
+    """
+
+    words: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
+    codes: tuple[tuple[str, ...], ...] = ()
+    phrases: tuple[str, ...] = ()
+
+
+def terms(text: str) -> Iterator[Term]:
+    """The terms of a text in their order; pieces of a name come before the whole."""
+    known: dict[str, tuple[str, ...]] = {}
+    for match in _RUN.finditer(text):
+        run, start = match[0], match.start()
+        if run[0] in "'\u2019":
+            continue
+        if run.isascii():
+            if run.islower() or run.isdigit():
+                yield Term(run[:MAX_TERM_CHARACTERS], start)
+                continue
+        elif _IS_UNSPACED.search(run):
+            yield from _unspaced(run, start)
+            continue
+        found = known.get(run)
+        if found is None:
+            found = known[run] = _forms(run)
+        for each in found:
+            yield Term(each, start)
+
+
+def folded(run: str) -> str:
+    """A run of letters, digits and marks in lower case and without accents."""
+    if run.isascii():
+        return run.lower()
+    plain = "".join(each for each in unicodedata.normalize("NFKD", run) if not unicodedata.combining(each))
+    # Folding can bring in what is no part of a term, as the apostrophe of "ŉ".
+    return "".join(_RUN.findall(plain.casefold().translate(_STROKES))) or run
+
+
+def _forms(run: str) -> tuple[str, ...]:
+    """The terms of a run of letters and digits: its pieces, if it is a name in camel case, and itself."""
+    if run[0].isdigit() and "," in run:
+        return (run.replace(",", "")[:MAX_TERM_CHARACTERS],)
+    whole = folded(run[:MAX_TERM_CHARACTERS])
+    if not run.isascii() or run.isupper() or len(run) > MAX_TERM_CHARACTERS:
+        return (whole,)
+    pieces = _CAMEL.findall(run)
+    if not 1 < len(pieces) <= MAX_CAMEL_PIECES:
+        return (whole,)
+    return (*map(str.lower, pieces), whole)
+
+
+def _unspaced(run: str, start: int) -> Iterator[Term]:
+    """Pairs of neighbouring characters, and the last alone, so that each character begins a term."""
+    for match in _UNSPACED_RUN.finditer(run):
+        part, at = match[0], start + match.start()
+        if _IS_UNSPACED.match(part):
+            part = unicodedata.normalize("NFC", part)
+            yield from (Term(part[k : k + 2], at + k) for k in range(len(part)))
+        else:
+            yield from (Term(each, at) for each in _forms(part))
+
+
+def asked(query: str, stop_words: AbstractSet[str] = STOP_WORDS) -> Query:
+    """What a query asks for; whatever it holds, it is read somehow."""
+    if len(query) > MAX_QUERY_CHARACTERS:
+        query = f"{query[: MAX_QUERY_CHARACTERS // 2]} {query[-MAX_QUERY_CHARACTERS // 2 :]}"
+    phrases = [" ".join(each.split())[:MAX_PHRASE_CHARACTERS].strip() for each in _PHRASE.findall(query)]
+    words: dict[str, None] = {}
+    prefixes: dict[str, None] = {}
+    codes: dict[tuple[str, ...], None] = {}
+    for chunk in query.replace('"', " ").split():
+        found = _paired(terms(chunk))
+        if chunk.endswith("*") or (len(found) == 1 and _is_lone(found[0])):
+            prefixes |= dict.fromkeys(found[-1:])
+            found = found[:-1]
+        elif _is_code(chunk, found):
+            codes[found] = None
+        words |= dict.fromkeys(found)
+    return Query(
+        words=_ranking(words, stop_words, alone=not prefixes),
+        prefixes=tuple(prefixes)[:MAX_QUERY_PREFIXES],
+        codes=tuple(codes)[:MAX_QUERY_CODES],
+        phrases=tuple(dict.fromkeys(filter(None, phrases)))[:MAX_QUERY_PHRASES],
+    )
+
+
+def _paired(found: Iterable[Term]) -> tuple[str, ...]:
+    """The terms of a chunk, without a lone character of a run that stands in pairs already."""
+    kept: list[str] = []
+    for term in found:
+        if not (_is_lone(term.text) and kept and kept[-1].endswith(term.text)):
+            kept.append(term.text)
+    return tuple(kept)
+
+
+def _is_lone(term: str) -> bool:
+    return len(term) == 1 and bool(_IS_UNSPACED.match(term))
+
+
+def _ranking(words: Iterable[str], stop_words: AbstractSet[str], *, alone: bool) -> tuple[str, ...]:
+    """The words that rank: those that tell something, or all if there is nothing else."""
+    kept = [word for word in words if word not in stop_words] or (list(words) if alone else [])
+    half = MAX_QUERY_WORDS // 2
+    return tuple(kept if len(kept) <= MAX_QUERY_WORDS else kept[:half] + kept[-half:])
+
+
+def _is_code(chunk: str, found: tuple[str, ...]) -> bool:
+    """Whether a chunk of a query, which has these terms, names one thing rather than saying something."""
+    core = _CORE.search(chunk)
+    if not core or not found or len(found) > MAX_CODE_TERMS or STOP_WORDS.issuperset(found):
+        return False
+    if _DIGIT.search(core[0]):
+        return len(core[0]) >= LEAST_CODE_CHARACTERS
+    if _IS_UNSPACED.match(core[0]):
+        return len(found) > 1
+    return bool(_INNER.search(core[0]) or _CAMEL_CASE.search(core[0]))

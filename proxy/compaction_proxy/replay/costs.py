@@ -1,0 +1,132 @@
+"""From the requests that were played to what they come to, in tokens and in dollars."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from compaction_proxy.core.cost.price import Price
+from compaction_proxy.replay.result import Bill, Point, Result, Spending, bill
+from compaction_proxy.replay.writer import Call
+
+# Where no price is known, costs are told in uncached input tokens of the conversation's model. Assumed is
+# what most providers charge: a cached token a tenth of another one, a token of a cheap summary model
+# likewise, and an output token as much as five of its input.
+CACHED_SHARE = 0.1
+SUMMARY_SHARE = 0.1
+OUTPUT_SHARE = 5.0
+
+
+class Subject(NamedTuple):
+    """What was played: a strategy's name, what the conversation is called, its model, and its window."""
+
+    strategy: str
+    conversation: str
+    model: str
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One request that was played.
+
+    Attributes:
+        point: Its sizes.
+        completion: Tokens of the answer that it got when it was recorded.
+        calls: Summary calls made for it, or behind its answer.
+        trigger: T, in tokens; None: nothing fires by itself.
+        over: Whether it was still over the window once it was compacted, and had to be made shorter.
+        failed: Whether it could not be made to fit, or met a fault of ours.
+        kept: Whether it began with all that was forwarded before.
+        failed_open: Whether a round was due for it, and it went on without.
+    """
+
+    point: Point
+    completion: int
+    calls: tuple[Call, ...]
+    trigger: int | None
+    over: bool
+    failed: bool
+    kept: bool
+    failed_open: bool = False
+
+
+def result(subject: Subject, played: Sequence[Played], prices: Mapping[str, Price | None]) -> Result:
+    """What requests come to.
+
+    Args:
+        subject: What was played.
+        played: Its requests, in order.
+        prices: Of every model that was asked, the conversation's and those that wrote summaries.
+    """
+    points = tuple(each.point for each in played)
+    calls = [call for each in played for call in each.calls]
+    steady = [later.kept for _, later in pairwise(played) if not later.point.round]
+    own = prices[subject.model]
+    return Result(
+        strategy=subject.strategy,
+        conversation=subject.conversation,
+        model=subject.model,
+        window=subject.window,
+        trigger=played[-1].trigger,
+        requests=len(played),
+        rounds=sum(each.round for each in points),
+        summary_calls=len(calls),
+        summary_prompt_tokens=sum(call.prompt for call in calls),
+        summary_completion_tokens=sum(call.completion for call in calls),
+        sent_tokens=sum(each.before for each in points),
+        forwarded_tokens=sum(each.after for each in points),
+        largest_tokens=max(each.after for each in points),
+        cached_tokens=sum(each.cached for each in points),
+        cached_without_tokens=sum(each.cached_before for each in points),
+        comparable_requests=len(steady),
+        steady_requests=sum(steady),
+        over_without=sum(each.before > subject.window for each in points),
+        over_with=sum(each.over for each in played),
+        failed_open=sum(each.failed_open for each in played),
+        failed=sum(each.failed for each in played),
+        tokens=bill(list(_in_tokens(subject.model, played))),
+        dollars=_dollars(subject.model, played, prices),
+        price_source=own.source if own else "",
+        points=points,
+    )
+
+
+def _in_tokens(model: str, played: Sequence[Played]) -> Iterator[Spending]:
+    """What requests cost in uncached input tokens of the conversation's model."""
+    for each in played:
+        point = each.point
+        written = OUTPUT_SHARE * each.completion
+        yield Spending(
+            _uncached(point.before, point.cached_before) + written,
+            _uncached(point.after, point.cached) + written,
+            sum(_of_summary(call, model) for call in each.calls),
+            point.round,
+        )
+
+
+def _of_summary(call: Call, model: str) -> float:
+    share = 1.0 if call.model == model else SUMMARY_SHARE
+    return share * (_uncached(call.prompt, call.cached) + OUTPUT_SHARE * call.completion)
+
+
+def _uncached(tokens: int, cached: int) -> float:
+    return tokens - cached + CACHED_SHARE * cached
+
+
+def _dollars(model: str, played: Sequence[Played], prices: Mapping[str, Price | None]) -> Bill | None:
+    """What requests cost in dollars; None if the price of a model is not known."""
+    known = {name: price for name, price in prices.items() if price is not None}
+    return bill(list(_in_dollars(model, played, known))) if len(known) == len(prices) else None
+
+
+def _in_dollars(model: str, played: Sequence[Played], prices: Mapping[str, Price]) -> Iterator[Spending]:
+    own = prices[model]
+    for each in played:
+        point = each.point
+        yield Spending(
+            own.of(point.before, point.cached_before, each.completion),
+            own.of(point.after, point.cached, each.completion),
+            sum(prices[call.model].of(call.prompt, call.cached, call.completion) for call in each.calls),
+            point.round,
+        )

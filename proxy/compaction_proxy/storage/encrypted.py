@@ -1,0 +1,132 @@
+"""A store whose values nobody can read or forge without the key: AES-256-GCM around every envelope.
+
+A sealed value is the envelope's version byte, form byte 2, four bytes that name the key, a nonce of twelve
+and the ciphertext. The store key is associated data, so a value moved to another key does not open. The first
+key of the list seals; any of them opens, so keys are rotated by putting a new one first.
+"""
+
+import base64
+import binascii
+import hashlib
+import math
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TypeVar
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from compaction_proxy.core.errors import ConfigError
+from compaction_proxy.storage.envelope import SEALED, VERSION
+from compaction_proxy.storage.store import Entry, Lease, Record, Store
+
+Item = TypeVar("Item", Record, Entry, Record | Entry)
+
+KEY_BYTES = 32
+_NAME_BYTES = 4
+_NONCE_BYTES = 12
+_START = bytes((VERSION, SEALED))
+# What a reader gets in place of a value that does not open: no envelope, so a miss.
+_UNREADABLE = b""
+
+
+def parsed_key(text: str) -> bytes:
+    """The 32 bytes of a key given as base64.
+
+    Raises:
+        ConfigError: It is none. The message does not quote it.
+    """
+    try:
+        key = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ConfigError("store.encryption_keys: a key is 32 bytes in base64 (openssl rand -base64 32)")
+    return key
+
+
+class SealedStore:
+    """`ports.Store` over another one, with sealed values.
+
+    Args:
+        store: Where the sealed values go.
+        keys: Keys of 32 bytes, the newest first; at least one.
+    """
+
+    def __init__(self, store: Store, keys: Sequence[bytes]) -> None:
+        self._store = store
+        self._ciphers = {hashlib.sha256(key).digest()[:_NAME_BYTES]: AESGCM(key) for key in keys}
+        self._newest = next(iter(self._ciphers))
+
+    async def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        """As the port says; what does not open is no envelope."""
+        values = await self._store.read(keys)
+        return [value and self._opened(key, value) for key, value in zip(keys, values, strict=True)]
+
+    async def commit(
+        self, claim: Record, also: Sequence[Record | Entry] = (), *, lease: Lease | None = None
+    ) -> bytes | None:
+        """As the port says."""
+        stands = await self._store.commit(
+            self._sealed(claim), [self._sealed(each) for each in also], lease=lease
+        )
+        return stands and self._opened(claim.key, stands)
+
+    async def write(self, items: Sequence[Record | Entry]) -> None:
+        """As the port says."""
+        await self._store.write([self._sealed(each) for each in items])
+
+    async def tail(self, key: str, limit: int) -> list[bytes]:
+        """As the port says."""
+        return [self._opened(key, line) for line in await self._store.tail(key, limit)]
+
+    async def acquire(self, key: str, ttl_s: float) -> Lease | None:
+        """As the port says."""
+        return await self._store.acquire(key, ttl_s)
+
+    async def renew(self, lease: Lease, ttl_s: float) -> bool:
+        """As the port says."""
+        return await self._store.renew(lease, ttl_s)
+
+    async def release(self, lease: Lease) -> None:
+        """As the port says."""
+        await self._store.release(lease)
+
+    async def delete(self, prefix: str) -> int:
+        """As the port says."""
+        return await self._store.delete(prefix)
+
+    async def publish(self, channel: str, message: bytes) -> None:
+        """As the port says."""
+        await self._store.publish(channel, self._sealed(Record(channel, message, math.inf)).value)
+
+    async def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:
+        """As the port says; what does not open is no envelope."""
+        async with aclosing(self._store.listen(channel)) as messages:
+            async for message in messages:
+                yield message and self._opened(channel, message)
+
+    async def close(self) -> None:
+        """As the port says."""
+        await self._store.close()
+
+    def _sealed(self, item: Item) -> Item:
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        ciphertext = self._ciphers[self._newest].encrypt(nonce, item.value, item.key.encode())
+        return replace(item, value=_START + self._newest + nonce + ciphertext)
+
+    def _opened(self, key: str, value: bytes) -> bytes:
+        name, nonce, ciphertext = (
+            value[2 : 2 + _NAME_BYTES],
+            value[2 + _NAME_BYTES : 2 + _NAME_BYTES + _NONCE_BYTES],
+            value[2 + _NAME_BYTES + _NONCE_BYTES :],
+        )
+        cipher = self._ciphers.get(name) if value[:2] == _START else None
+        if cipher is None:
+            return _UNREADABLE
+        try:
+            return cipher.decrypt(nonce, ciphertext, key.encode())
+        except (InvalidTag, ValueError):
+            return _UNREADABLE

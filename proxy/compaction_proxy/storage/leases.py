@@ -1,0 +1,79 @@
+"""Whose turn it is to make a record: one process at a time, on however many replicas.
+
+A lease says who is at it. Whoever comes later waits for the record, and takes over when the lease runs out
+because its holder has died or been stopped. The fence in the lease keeps a holder that wakes up too late from
+writing over what its successor has made.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.storage.keys import lease_key
+from compaction_proxy.storage.records import Fields, Records
+from compaction_proxy.storage.store import Lease
+
+# A dead holder is succeeded after this long, in seconds; a living one renews its lease so often meanwhile.
+LEASE_S = 10.0
+RENEWALS = 3
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """How it stands with a record that has to be made.
+
+    Attributes:
+        made: What the record says, if another has made it meanwhile.
+        lease: The right to make it; None also where the store cannot lend one, and everybody may.
+    """
+
+    made: Fields | None = None
+    lease: Lease | None = None
+
+
+@asynccontextmanager
+async def turn(records: Records, key: str, lease_s: float = LEASE_S) -> AsyncIterator[Turn]:
+    """Wait until the record under `key` is there, or it is ours to make. The lease is kept and given back."""
+    async with AsyncExitStack() as stack:
+        made = lease = None
+        while made is None and lease is None:
+            try:
+                lease = await _lent(records, lease_key(key), lease_s)
+            except StoreUnavailable:
+                break
+            if lease is not None:
+                stack.push_async_callback(records.release, lease)
+            [made] = await records.find([key], fresh=True)
+            if made is None and lease is None:
+                await asyncio.sleep(POLL_S)
+        if lease is not None and made is None:
+            keeping = asyncio.create_task(_kept(records, lease, lease_s))
+            stack.callback(keeping.cancel)
+        yield Turn(made=made, lease=lease if made is None else None)
+
+
+async def _lent(records: Records, key: str, lease_s: float) -> Lease | None:
+    """A lease, if there is one. One that comes once the caller has been cancelled is given back."""
+    asking = asyncio.ensure_future(records.acquire(key, lease_s))
+    try:
+        return await asyncio.shield(asking)
+    except asyncio.CancelledError:
+        with suppress(StoreUnavailable):
+            lease = await asking
+            if lease is not None:
+                await records.release(lease)
+        raise
+
+
+async def _kept(records: Records, lease: Lease, lease_s: float) -> None:
+    """Renew until the store says that the lease is another's; a store that fails to answer says nothing."""
+    while True:
+        await asyncio.sleep(lease_s / RENEWALS)
+        try:
+            if not await records.renew(lease, lease_s):
+                return
+        except StoreUnavailable:
+            continue

@@ -1,0 +1,173 @@
+"""A store in the memory of this process: nothing survives a restart, nothing is shared with a replica."""
+
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.storage.keys import owner_key
+from compaction_proxy.storage.store import Entry, Lease, Record
+
+DEFAULT_MAX_BYTES = 64 * 1024 * 1024
+_SWEEP_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A record (one value) or a list (its lines, oldest first)."""
+
+    values: tuple[bytes, ...]
+    is_list: bool
+    expires: float
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Lent:
+    """A lease that someone holds."""
+
+    fence: int
+    expires: float
+
+
+def _needed(items: Sequence[Record | Entry]) -> int:
+    return sum(len(item.key) + len(item.value) for item in items)
+
+
+class MemoryStore:
+    """Implements `ports.Store` in a dict; what was written longest ago leaves first.
+
+    Args:
+        max_bytes: Keys and values together take no more than this.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, *, max_bytes: int = DEFAULT_MAX_BYTES, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._bytes = 0
+        self._sweep_at = 0.0
+        self._lent: dict[str, _Lent] = {}
+        self._fences = count(1)
+
+    async def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        """The live values under `keys`."""
+        return [self._value(key) for key in keys]
+
+    async def commit(
+        self, claim: Record, also: Sequence[Record | Entry] = (), *, lease: Lease | None = None
+    ) -> bytes | None:
+        """Write everything unless the claim is taken or the lease is lost; return what stands there."""
+        taken = self._value(claim.key)
+        if taken is not None:
+            return taken
+        if lease is not None and not self._is_held(lease):
+            return None
+        await self.write([claim, *also])
+        return claim.value
+
+    async def write(self, items: Sequence[Record | Entry]) -> None:
+        """Write everything, or raise and write nothing."""
+        if _needed(items) > self._max_bytes:
+            raise StoreUnavailable("store-too-large", "more than the store may hold")
+        self._sweep()
+        for item in items:
+            self._put(item)
+        while self._bytes > self._max_bytes:
+            self._drop(next(iter(self._held)))
+
+    async def tail(self, key: str, limit: int) -> list[bytes]:
+        """The newest `limit` lines, oldest first."""
+        held = self._live(key)
+        return list(held.values[-limit:]) if held and held.is_list and limit > 0 else []
+
+    async def acquire(self, key: str, ttl_s: float) -> Lease | None:
+        """A lease on `key`, unless another holds one."""
+        now = self._clock()
+        there = self._lent.get(key)
+        if there and there.expires > now:
+            return None
+        self._sweep()
+        fence = next(self._fences)
+        self._lent[key] = _Lent(fence, now + ttl_s)
+        return Lease(key, fence)
+
+    async def renew(self, lease: Lease, ttl_s: float) -> bool:
+        """Prolong a lease, if it is still ours."""
+        if not self._is_held(lease):
+            return False
+        self._lent[lease.key] = _Lent(lease.fence, self._clock() + ttl_s)
+        return True
+
+    async def release(self, lease: Lease) -> None:
+        """Give a lease back, if it is still ours."""
+        if self._is_held(lease):
+            del self._lent[lease.key]
+
+    async def delete(self, prefix: str) -> int:
+        """Forget all keys that begin with `prefix`, leases too; how many records and lists there were."""
+        for key in [key for key in self._lent if key.startswith(prefix)]:
+            del self._lent[key]
+        keys = [key for key in self._held if key.startswith(prefix)]
+        live = sum(self._live(key) is not None for key in keys)
+        for key in keys:
+            self._drop(key)
+            self._drop(owner_key(key) or key)
+        return live
+
+    async def publish(self, channel: str, message: bytes) -> None:
+        """Tell nobody: there is no way to other processes."""
+
+    async def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:  # noqa: ARG002 - as the port says
+        """Nothing comes."""
+        return
+        yield
+
+    async def close(self) -> None:
+        """Forget everything."""
+        self._held.clear()
+        self._lent.clear()
+        self._bytes = 0
+
+    def _is_held(self, lease: Lease) -> bool:
+        there = self._lent.get(lease.key)
+        return there is not None and there.fence == lease.fence and there.expires > self._clock()
+
+    def _live(self, key: str) -> _Held | None:
+        held = self._held.get(key)
+        return held if held and held.expires > self._clock() else None
+
+    def _value(self, key: str) -> bytes | None:
+        held = self._live(key)
+        return held.values[0] if held and not held.is_list else None
+
+    def _put(self, item: Record | Entry) -> None:
+        values: tuple[bytes, ...] = (item.value,)
+        is_list = isinstance(item, Entry)
+        if isinstance(item, Entry):
+            held = self._live(item.key)
+            before = held.values if held and held.is_list else ()
+            values = (before + values)[-item.keep :]
+        self._drop(item.key)
+        size = len(item.key) + sum(map(len, values))
+        self._held[item.key] = _Held(values, is_list, self._clock() + item.ttl_s, size)
+        self._bytes += size
+
+    def _drop(self, key: str) -> None:
+        held = self._held.pop(key, None)
+        if held is not None:
+            self._bytes -= held.size
+
+    def _sweep(self) -> None:
+        now = self._clock()
+        if now < self._sweep_at:
+            return
+        self._sweep_at = now + _SWEEP_EVERY_S
+        for key in [key for key, held in self._held.items() if held.expires <= now]:
+            self._drop(key)
+        self._lent = {key: lent for key, lent in self._lent.items() if lent.expires > now}

@@ -1,0 +1,1 @@
+"""The store in Redis or Valkey: standalone, Sentinel and Cluster."""

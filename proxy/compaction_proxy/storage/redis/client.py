@@ -1,0 +1,181 @@
+"""Connections to Redis in its three shapes, and its errors as ours.
+
+redis-py's own patience (ten retries, five seconds each) would stall every request of a dead server; here a
+command has one more try, on a new connection, and whoever waits for it decides how long. Nobody waits inside
+redis-py's pools: the store lets no more commands in than there are connections.
+"""
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis, RedisCluster, Sentinel
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    BusyLoadingError,
+    ClusterError,
+    MaxConnectionsError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.storage.redis.url import RedisUrl
+
+CONNECT_TIMEOUT_S = 0.25
+ANSWER_TIMEOUT_S = 1.0
+"""More than a caller waits, who is fair to an event loop that is busy; redis-py is not."""
+HEALTH_CHECK_EVERY_S = 15
+TRIES_AFTER_THE_FIRST = 1
+# A connection that is being taken down still counts for its pool.
+_POOLED_PER_ALLOWED = 2
+
+# AttributeError: redis-py closes connections of a cluster under commands that are about to be written.
+FAILURES = (RedisError, RedisClusterException, OSError, AttributeError)
+"""What redis-py raises. A cluster's errors have a tree of their own."""
+
+# The first that fits counts; redis-py derives some of these from others.
+_REASONS: tuple[tuple[type[Exception], str], ...] = (
+    (BusyLoadingError, "store-loading"),
+    (AuthenticationError, "store-denied"),
+    (AuthorizationError, "store-denied"),
+    (NoPermissionError, "store-denied"),
+    (ReadOnlyError, "store-readonly"),
+    (OutOfMemoryError, "store-full"),
+    (MaxConnectionsError, "store-busy"),
+    (RedisTimeoutError, "store-timeout"),
+    (RedisConnectionError, "store-down"),
+    (ClusterError, "store-down"),
+    (RedisClusterException, "store-down"),
+    (TimeoutError, "store-timeout"),
+    (OSError, "store-down"),
+)
+
+# What a server says within a script, or what redis-py has no class for.
+_WORDS = {
+    "OOM": "store-full",
+    "READONLY": "store-readonly",
+    "MISCONF": "store-readonly",  # it cannot save to its disk, and takes no writes until it can
+    "NOREPLICAS": "store-readonly",
+    "NOPERM": "store-denied",
+    "ACL failure": "store-denied",
+    "NOAUTH": "store-denied",
+    "WRONGPASS": "store-denied",
+    "BUSY": "store-busy",
+    "LOADING": "store-loading",
+    "CLUSTERDOWN": "store-down",
+    "MASTERDOWN": "store-down",
+    "TRYAGAIN": "store-busy",
+}
+_WORD = re.compile(rf"(?:^|-)({'|'.join(_WORDS)})\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """Connections to a server, or to several that act as one.
+
+    Attributes:
+        client: redis-py's, for commands.
+        find: Finds the servers, where that has to come before a command. Costs nothing once it is done.
+        drop: Ends idle connections, so that the next command asks anew who may be written to.
+        close: Ends all of them.
+    """
+
+    client: Any
+    find: Callable[[], Awaitable[object]]
+    drop: Callable[[], Awaitable[None]]
+    close: Callable[[], Awaitable[None]]
+
+
+def unavailable(error: Exception) -> StoreUnavailable:
+    """The error as one of ours. A server's message may quote what it was sent, so it is left out."""
+    reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "")
+    word = _WORD.search(str(error))
+    if not reason and word:
+        reason = _WORDS[word[1]]
+    return StoreUnavailable(reason or "store-failed", type(error).__name__)
+
+
+def connections(url: RedisUrl) -> Connections:
+    """Connections to where the URL leads; none is made yet."""
+    if url.kind == "cluster":
+        return _cluster(url)
+    return _sentinel(url) if url.kind == "sentinel" else _standalone(url)
+
+
+async def _nothing_to_find() -> None:
+    """The address says where the server is."""
+
+
+def _idle_dropped(client: Redis) -> Callable[[], Awaitable[None]]:
+    return lambda: client.connection_pool.disconnect(inuse_connections=False)
+
+
+def _retry() -> Retry:
+    # After a timeout there is no second try: the command may have been carried out, and time is up anyway.
+    return Retry(NoBackoff(), TRIES_AFTER_THE_FIRST, supported_errors=(RedisConnectionError,))
+
+
+def _limits() -> dict[str, Any]:
+    return {
+        "socket_timeout": ANSWER_TIMEOUT_S,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_keepalive": True,
+        "protocol": 2,  # RESP3 would add push messages, which nothing here wants
+        "retry": _retry(),
+    }
+
+
+def _arguments(url: RedisUrl) -> dict[str, Any]:
+    return {
+        **_limits(),
+        **({"ssl": True, **url.tls_options} if url.tls else {}),
+        "username": url.username,
+        "password": url.password,
+        "health_check_interval": HEALTH_CHECK_EVERY_S,
+        "max_connections": url.max_connections * _POOLED_PER_ALLOWED,
+    }
+
+
+def _standalone(url: RedisUrl) -> Connections:
+    if url.kind == "unix":
+        where: dict[str, Any] = {"unix_socket_path": url.socket}
+        arguments = {name: value for name, value in _arguments(url).items() if name != "socket_keepalive"}
+    else:
+        ((host, port),) = url.nodes
+        where, arguments = {"host": host, "port": port}, _arguments(url)
+    client = Redis(**where, db=url.database, **arguments)
+    return Connections(client, _nothing_to_find, _idle_dropped(client), client.aclose)
+
+
+def _sentinel(url: RedisUrl) -> Connections:
+    whom = {"username": url.sentinel_username, "password": url.sentinel_password}
+    tls = {"ssl": True, **url.tls_options} if url.tls else {}
+    # They are asked one after the other, and one that hangs must leave time for the next.
+    patience = {"socket_timeout": CONNECT_TIMEOUT_S}
+    sentinel = Sentinel(url.nodes, sentinel_kwargs={**_limits(), **patience, **tls, **whom})  # type: ignore[no-untyped-call]
+    client = sentinel.master_for(url.service, db=url.database, **_arguments(url))
+
+    async def close() -> None:
+        for each in (client, *sentinel.sentinels):
+            await each.aclose()
+
+    return Connections(client, _nothing_to_find, _idle_dropped(client), close)
+
+
+def _cluster(url: RedisUrl) -> Connections:
+    nodes = [ClusterNode(host, port) for host, port in url.nodes]
+    # After so many moved slots redis-py would take all connections down, under whoever is using them.
+    client = RedisCluster(startup_nodes=nodes, reinitialize_steps=0, **_arguments(url))
+    # Left to itself, it sends first commands anywhere.
+    return Connections(client, client.initialize, client.aclose, client.aclose)

@@ -1,0 +1,213 @@
+"""What a Redis URL says: which servers, how to reach them, and as whom.
+
+| URL | servers |
+| --- | --- |
+| `redis://[user:password@]host[:6379][/database]` | one server; `rediss://` with TLS |
+| `redis+unix://[user:password@]/path/of.sock[?db=1]` | one server on this machine |
+| `redis+sentinel://[user:password@]host[:26379],…/service[/database]` | the master of a service |
+| `redis+cluster://[user:password@]host[:6379],…` | a cluster, found from any of its nodes |
+
+`valkey` may stand for `redis` and `valkeys` for `rediss`; `rediss+sentinel` and `rediss+cluster` use TLS.
+Special characters of a name or password are percent-encoded. Options follow a `?`: see `_OPTIONS`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from compaction_proxy.core.errors import ConfigError
+
+Kind = Literal["standalone", "unix", "sentinel", "cluster"]
+
+DEFAULT_CONNECTIONS = 32
+DEFAULT_PREFIX = "compaction:"
+"""Before each of our keys, so that another program's keys on the same server are not ours."""
+
+_PORT = 6379
+_SENTINEL_PORT = 26379
+_KINDS: Mapping[str, Kind] = {"": "standalone", "unix": "unix", "sentinel": "sentinel", "cluster": "cluster"}
+_TLS = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
+_ANY: frozenset[Kind] = frozenset({"standalone", "unix", "sentinel", "cluster"})
+_OPTIONS: Mapping[str, frozenset[Kind]] = {
+    "prefix": _ANY,  # put before each key; another value for each of several installations on one server
+    "max_connections": _ANY,  # at once, to each server
+    "db": frozenset({"unix"}),  # number of the database, where the path cannot name it
+    "sentinel_username": frozenset({"sentinel"}),  # for the sentinels themselves
+    "sentinel_password": frozenset({"sentinel"}),
+    "ssl_ca_certs": _ANY,  # file of certificates that are trusted
+    "ssl_certfile": _ANY,  # our own certificate, where the server asks for one
+    "ssl_keyfile": _ANY,
+    "ssl_cert_reqs": _ANY,  # required (default), optional, none
+    "ssl_check_hostname": _ANY,  # true (default), false
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RedisUrl:
+    """Where a Redis store is.
+
+    Attributes:
+        kind: What is at `nodes`.
+        nodes: Host and port of the server, of the sentinels, or of nodes of the cluster.
+        socket: Path of a Unix socket.
+        service: Name of a service that sentinels watch.
+        database: Number of the database; a cluster has only 0.
+        username: ACL user; None for the default one.
+        password: None where the server asks for none.
+        sentinel_username: ACL user of the sentinels.
+        sentinel_password: Password of the sentinels.
+        tls: Whether to speak TLS.
+        tls_options: Arguments of redis-py about TLS, by name.
+        prefix: Put before every key.
+        max_connections: At once, to each server.
+    """
+
+    kind: Kind
+    nodes: tuple[tuple[str, int], ...] = ()
+    socket: str = ""
+    service: str = ""
+    database: int = 0
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    sentinel_username: str | None = None
+    sentinel_password: str | None = field(default=None, repr=False)
+    tls: bool = False
+    tls_options: Mapping[str, str | bool] = field(default_factory=lambda: MappingProxyType({}))
+    prefix: str = DEFAULT_PREFIX
+    max_connections: int = DEFAULT_CONNECTIONS
+
+
+def is_redis(url: str) -> bool:
+    """Whether a store's URL names a Redis store of any kind."""
+    base, _, kind = url.partition("://")[0].partition("+")
+    return "://" in url and base in _TLS and kind in _KINDS
+
+
+def parse(url: str) -> RedisUrl:
+    """What a URL says that `is_redis`.
+
+    Raises:
+        ConfigError: It is none, or cannot be understood. The message never shows more than a name from it.
+    """
+    base, _, name = url.partition("://")[0].partition("+")
+    if not is_redis(url):
+        raise _wrong("not a Redis URL")
+    parts, kind, tls = _split(url), _KINDS[name], _TLS[base]
+    options = _options(parts.query, kind, tls=tls)
+    who, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = who.partition(":")
+    path, database = _place(kind, parts.path, options.get("db", ""))
+    return RedisUrl(
+        kind=kind,
+        nodes=_nodes(kind, hosts),
+        socket=path if kind == "unix" else "",
+        service=path if kind == "sentinel" else "",
+        database=database,
+        username=unquote(username) or None,
+        password=unquote(password) or None,
+        sentinel_username=options.get("sentinel_username"),
+        sentinel_password=options.get("sentinel_password"),
+        tls=tls,
+        tls_options=_tls_options(options),
+        prefix=_prefix(options.get("prefix", DEFAULT_PREFIX)),
+        max_connections=_number(
+            options.get("max_connections", str(DEFAULT_CONNECTIONS)), "max_connections", 1
+        ),
+    )
+
+
+def _wrong(what: str) -> ConfigError:
+    return ConfigError(f"store.url: {what}")
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise _wrong("the host cannot be read; percent-encode special characters of a password") from None
+    if parts.fragment or "#" in url:
+        raise _wrong("a # must be percent-encoded (%23)")
+    return parts
+
+
+def _options(query: str, kind: Kind, *, tls: bool) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError:
+        raise _wrong("options are name=value, joined by &") from None
+    for name, _ in pairs:
+        if kind not in _OPTIONS.get(name, ()):
+            known = ", ".join(sorted(option for option, kinds in _OPTIONS.items() if kind in kinds))
+            raise _wrong(f"{name!r} is no option here; there are {known}")
+        if name.startswith("ssl_") and not tls:
+            raise _wrong(f"{name!r} needs TLS, so rediss in place of redis")
+    if len(dict(pairs)) != len(pairs):
+        raise _wrong("an option is given twice")
+    return dict(pairs)
+
+
+def _number(text: str, what: str, least: int) -> int:
+    if not text.isdecimal() or not least <= int(text) <= 65_535:
+        raise _wrong(f"{what} is a whole number from {least}")
+    return int(text)
+
+
+def _prefix(text: str) -> str:
+    if "{" in text or "}" in text:
+        raise _wrong("prefix must not hold braces: they decide where a cluster keeps a key")
+    return text
+
+
+def _place(kind: Kind, path: str, database: str) -> tuple[str, int]:
+    """A socket's path or a service's name, and the database's number."""
+    if kind == "unix":
+        if path in {"", "/"}:
+            raise _wrong("name a socket, as in redis+unix:///run/redis.sock")
+        return unquote(path), _number(database or "0", "db", 0)
+    first, _, rest = path.removeprefix("/").partition("/")
+    if kind == "sentinel":
+        if not first:
+            raise _wrong("name the service that the sentinels watch, as in redis+sentinel://host/mymaster")
+        return unquote(first), _number(rest or "0", "the database", 0)
+    number = _number(first or "0", "the database", 0)
+    if rest or (kind == "cluster" and number):
+        raise _wrong(
+            "a cluster has only database 0" if kind == "cluster" else "the path is a database's number"
+        )
+    return "", number
+
+
+def _nodes(kind: Kind, hosts: str) -> tuple[tuple[str, int], ...]:
+    if kind == "unix":
+        if hosts:
+            raise _wrong("a socket has no host: three slashes before its path")
+        return ()
+    names = hosts.split(",")
+    if kind == "standalone" and len(names) > 1:
+        raise _wrong("several hosts need redis+cluster:// or redis+sentinel://")
+    return tuple(_node(name, _SENTINEL_PORT if kind == "sentinel" else _PORT) for name in names)
+
+
+def _node(text: str, port: int) -> tuple[str, int]:
+    host, colon, number = text.rpartition(":")
+    if not colon or text.endswith("]"):  # no port; the colons of an IPv6 address stand in brackets
+        host, number = text, str(port)
+    host = host.removeprefix("[").removesuffix("]")
+    if not host:
+        raise _wrong("a host is missing")
+    return host, _number(number, "a port", 1)
+
+
+def _tls_options(options: Mapping[str, str]) -> Mapping[str, str | bool]:
+    found: dict[str, str | bool] = {name: text for name, text in options.items() if name.startswith("ssl_")}
+    if found.get("ssl_cert_reqs", "none") not in {"required", "optional", "none"}:
+        raise _wrong("ssl_cert_reqs is one of required, optional, none")
+    if "ssl_check_hostname" in found:
+        if found["ssl_check_hostname"] not in {"true", "false"}:
+            raise _wrong("ssl_check_hostname is true or false")
+        found["ssl_check_hostname"] = found["ssl_check_hostname"] == "true"
+    if found.get("ssl_cert_reqs") == "none":  # what is not checked has no name to compare
+        found["ssl_check_hostname"] = False
+    return MappingProxyType(found)

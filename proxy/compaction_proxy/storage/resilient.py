@@ -1,0 +1,135 @@
+"""A store within reach: calls of it have a deadline, and one that fails is left alone until a probe succeeds.
+
+A dead or hung store costs a fraction of a second once. After that nobody asks it but a task of our own,
+twice a second, so that no request pays for finding out that it is still away, and all have it again within a
+second of its return.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from compaction_proxy.core.errors import StoreUnavailable
+from compaction_proxy.storage.deadline import within
+from compaction_proxy.storage.store import Store
+from compaction_proxy.support.circuit_breaker import Breaker
+
+DEADLINE_S = 0.25
+PROBE_EVERY_S = 0.5
+PROBE_LIMIT_S = 1.0
+"""More than a call's deadline: a probe may have to find its way first, past sentinels that are away."""
+CALLS_AT_ONCE = 8
+
+RESTING = "store-resting"
+"""The reason while the store is left alone."""
+
+# The store answered, and works for other calls: no reason to leave it alone.
+_ANSWERED = frozenset({"store-full", "store-readonly", "store-too-large"})
+
+_T = TypeVar("_T")
+
+
+class Reach:
+    """Calls of a store, of which only a few are under way at once.
+
+    Args:
+        store: What is called.
+        clock: Monotonic seconds.
+        deadline_s: The longest that one call is waited for.
+        probe_every_s: Seconds between two probes of a store that is left alone.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        deadline_s: float = DEADLINE_S,
+        probe_every_s: float = PROBE_EVERY_S,
+    ) -> None:
+        self._store = store
+        self._deadline_s = deadline_s
+        self._probe_every_s = probe_every_s
+        self._breaker = Breaker(clock)
+        self._slots = asyncio.Semaphore(CALLS_AT_ONCE)
+        self._probe: asyncio.Task[None] | None = None
+        self._reachable = True
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the last call or probe got an answer, though it may have been a refusal to write."""
+        return self._reachable
+
+    @property
+    def in_use(self) -> bool:
+        """Whether the store is in use; False while it is left alone."""
+        return self._breaker.closed
+
+    async def ask(self, call: Callable[[], Awaitable[_T]], limit_s: float | None = None) -> _T:
+        """What `call`, a call of the store, returns within `limit_s` seconds (None: the deadline).
+
+        Raises:
+            StoreUnavailable: It failed or took too long; or, with the reason `RESTING`, was not made at all.
+        """
+        if not self._breaker.closed:
+            self._keep_probing()
+            raise StoreUnavailable(RESTING)
+        try:
+            answer = await within(limit_s or self._deadline_s, self._in_turn(call))
+        except TimeoutError as error:
+            self._failed(timed_out=True)
+            raise StoreUnavailable("store-timeout") from error
+        except OSError as error:
+            self._failed()
+            raise StoreUnavailable("store-failed", error.strerror or "") from error
+        except StoreUnavailable as error:
+            if error.reason not in _ANSWERED | {RESTING}:
+                self._failed()
+            raise
+        if self._breaker.closed:  # an answer that was under way says nothing of a store that has failed since
+            self._succeeded()
+        return answer
+
+    async def close(self) -> None:
+        """Stop probing."""
+        if self._probe is not None:
+            self._probe.cancel()
+            await asyncio.wait((self._probe,))
+
+    async def _in_turn(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        async with self._slots:
+            if not self._breaker.closed:  # the store broke while this call waited for its turn
+                raise StoreUnavailable(RESTING)
+            return await call()
+
+    def _succeeded(self) -> None:
+        self._breaker.succeeded()
+        self._reachable = True
+
+    def _failed(self, *, timed_out: bool = False) -> None:
+        self._breaker.failed(timed_out=timed_out)
+        self._reachable = False
+        self._keep_probing()
+
+    def _keep_probing(self) -> None:
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.create_task(self._probing())
+
+    async def _probing(self) -> None:
+        """Until it answers. One that fails a probe is left alone, however few its calls are."""
+        while not self._reachable:
+            await asyncio.sleep(self._probe_every_s)
+            if self._reachable:  # to a call, meanwhile
+                return
+            if await self._probed():
+                self._succeeded()
+            else:
+                self._breaker.failed(timed_out=True)
+
+    async def _probed(self) -> bool:
+        try:
+            await within(PROBE_LIMIT_S, self._store.read([]))
+        except (TimeoutError, OSError, StoreUnavailable):
+            return False
+        return True

@@ -1,0 +1,140 @@
+"""Opening the SQLite file of a store: its rights, its settings, and the version of its schema."""
+
+import os
+import sqlite3
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from compaction_proxy.core.errors import StoreUnavailable
+
+APPLICATION_ID = 0x63707879
+"""Marks a file as ours (SQLite's header has a field for it), so that another program's file is left alone."""
+
+PREPARE_LIMIT_S = 0.5
+PREPARE_PAUSE_S = 0.01
+BUSY_TIMEOUT_MS = 200
+"""Less than the deadline of a store call: a locked file is a failure, not a hang."""
+
+_WAL_KEPT_BYTES = 16 * 1024 * 1024
+
+_VERSION_1 = (
+    # A record has a value; a list has none, but lines. `written` orders what leaves a full store.
+    """CREATE TABLE items (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, value BLOB,
+           expires REAL NOT NULL, written REAL NOT NULL)""",
+    "CREATE INDEX items_by_expiry ON items (expires)",
+    "CREATE INDEX items_by_age ON items (written)",
+    """CREATE TABLE lines (id INTEGER PRIMARY KEY, value BLOB NOT NULL,
+           item INTEGER NOT NULL REFERENCES items (id) ON DELETE CASCADE)""",
+    "CREATE INDEX lines_by_item ON lines (item, id)",
+)
+
+_VERSION_2 = (
+    # AUTOINCREMENT: a fence is never given twice, also after its lease is gone.
+    """CREATE TABLE leases (fence INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL UNIQUE,
+           expires REAL NOT NULL)""",
+    "CREATE INDEX leases_by_expiry ON leases (expires)",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1, _VERSION_2)
+"""Entry `n` brings a file from schema version `n` to `n + 1`. Entries are never changed, only added."""
+
+_REASONS = {
+    sqlite3.SQLITE_BUSY: "store-busy",
+    sqlite3.SQLITE_LOCKED: "store-busy",
+    sqlite3.SQLITE_FULL: "store-full",
+    sqlite3.SQLITE_CORRUPT: "store-corrupt",
+    sqlite3.SQLITE_NOTADB: "store-corrupt",
+    sqlite3.SQLITE_READONLY: "store-unwritable",
+    sqlite3.SQLITE_CANTOPEN: "store-unwritable",
+    sqlite3.SQLITE_PERM: "store-unwritable",
+}
+
+
+def unavailable(error: sqlite3.Error | OSError) -> StoreUnavailable:
+    """The error as one of ours. SQLite's messages name the fault, never a value."""
+    if isinstance(error, OSError):
+        return StoreUnavailable("store-unwritable", error.strerror or "the file cannot be used")
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # extended codes carry the plain one in the low byte
+    return StoreUnavailable(_REASONS.get(code, "store-failed"), str(error))
+
+
+def open_file(path: Path) -> sqlite3.Connection:
+    """A connection in autocommit mode to the store at `path`, made if absent (file 0600, directory 0700).
+
+    Raises:
+        StoreUnavailable: The file cannot be used, is damaged, is another program's, or is of a newer version.
+            It is left as it is.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # SQLite would make the file with the umask's mode; its companions (-wal, -shm) copy the file's.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
+    except (sqlite3.Error, OSError) as error:
+        raise unavailable(error) from error
+    try:
+        _prepared(db)
+    except sqlite3.Error as error:
+        db.close()
+        raise unavailable(error) from error
+    except StoreUnavailable:
+        db.close()
+        raise
+    return db
+
+
+def _prepared(db: sqlite3.Connection) -> None:
+    """Migrate and set up. Where others are at a new file too, SQLite refuses at once instead of waiting."""
+    limit = time.monotonic() + PREPARE_LIMIT_S
+    while True:
+        try:
+            migrate(db, MIGRATIONS)
+            _set_up(db)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > limit:
+                raise
+            time.sleep(PREPARE_PAUSE_S)
+        else:
+            return
+
+
+def _set_up(db: sqlite3.Connection) -> None:
+    # NORMAL may lose the last commits to a power cut, never the file; what is kept here can be made again.
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = NORMAL")
+    db.execute("PRAGMA foreign_keys = ON")
+    db.execute(f"PRAGMA journal_size_limit = {_WAL_KEPT_BYTES}")
+
+
+def _number(db: sqlite3.Connection, sql: str) -> int:
+    return int(db.execute(sql).fetchone()[0])
+
+
+def migrate(db: sqlite3.Connection, migrations: Sequence[Sequence[str]]) -> None:
+    """Bring a file to version `len(migrations)` in one transaction.
+
+    Raises:
+        StoreUnavailable: The file is another program's, or of a newer version.
+    """
+    if _version(db, len(migrations)) == len(migrations):
+        return
+    with db:
+        db.execute("BEGIN IMMEDIATE")
+        # Another process may have done it while this one waited for the lock.
+        for steps in migrations[_version(db, len(migrations)) :]:
+            for step in steps:
+                db.execute(step)
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        db.execute(f"PRAGMA user_version = {len(migrations)}")
+
+
+def _version(db: sqlite3.Connection, newest: int) -> int:
+    """The file's schema version, 0 for an empty file."""
+    version = _number(db, "PRAGMA user_version")
+    empty = not version and not _number(db, "SELECT count(*) FROM sqlite_master")
+    if not empty and _number(db, "PRAGMA application_id") != APPLICATION_ID:
+        raise StoreUnavailable("store-foreign", "the file belongs to another program")
+    if version > newest:
+        raise StoreUnavailable("store-newer", f"schema version {version}; {newest} is the newest known here")
+    return version

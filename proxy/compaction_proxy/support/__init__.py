@@ -1,0 +1,1 @@
+"""What knows nothing of conversations: caches, worker threads, formatting, names of events."""

@@ -1,0 +1,168 @@
+"""Statistics: what many exchanges come to, as counters that add up, whoever has counted."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from operator import add
+from typing import Any
+
+from compaction_proxy.core.event import COMPACTED, FAILURES, MEASURED, Event, number, whole
+from compaction_proxy.core.exchange import NOTHING_DONE, Exchange
+from compaction_proxy.telemetry.exchange_batch import Alike
+from compaction_proxy.telemetry.totals import DOLLARS
+
+# Upper bounds of the overhead's buckets, in seconds; what took longer stands in one more.
+OVERHEAD_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_BUCKETS = len(OVERHEAD_BOUNDS_S) + 1
+COUNTS = (
+    "requests", "failed", "tokens_before", "tokens_after", "prompt_tokens", "completion_tokens",
+    "cached_tokens", "rounds", "failures", "summary_calls", "summary_prompt_tokens",
+    "summary_completion_tokens", "unpriced",
+)  # fmt: skip
+_COUNTS, _DOLLARS = frozenset(COUNTS), frozenset(DOLLARS)
+
+
+def buckets(amounts: Iterable[float], bounds: Sequence[float]) -> list[int]:
+    """How many amounts lie in each bucket, up to and with its bound, and in one more above the last bound."""
+    ordered = sorted(amounts)
+    marks = [0, *[bisect_right(ordered, bound) for bound in bounds], len(ordered)]
+    return [stop - start for start, stop in pairwise(marks)]
+
+
+@dataclass(slots=True)
+class Counters:
+    """What exchanges and events come to; added to in place, because each request adds.
+
+    Attributes:
+        requests: Exchanges.
+        statuses: Exchanges by what was done to the request (`core.exchange`).
+        failed: Exchanges that the upstream answered with an error, 400 or more.
+        tokens_before: Tokens that clients sent, where they were counted.
+        tokens_after: Tokens that were forwarded of these.
+        prompt_tokens: Input tokens, as upstreams counted them.
+        completion_tokens: Output tokens, likewise.
+        cached_tokens: Input tokens that upstreams had cached.
+        rounds: Rounds that were made.
+        failures: Failures of compaction: none was made, a request went on as it came, or too long.
+        summary_calls: Calls of summary models.
+        summary_prompt_tokens: Their input tokens.
+        summary_completion_tokens: Their output tokens.
+        unpriced: Exchanges that have no price, failed ones not among them.
+        cost_usd: Price of the others, in dollars, summaries not among it.
+        gross_usd: What compaction took off that price.
+        cache_loss_usd: What it added to it, because caches had to be filled again.
+        summary_usd: Price of summaries.
+        overhead: Exchanges by what they took beside waiting for the upstream, in buckets up to and with each
+            of `OVERHEAD_BOUNDS_S`, and one for what took longer.
+    """
+
+    requests: int = 0
+    failed: int = 0
+    tokens_before: int = 0
+    tokens_after: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    rounds: int = 0
+    failures: int = 0
+    summary_calls: int = 0
+    summary_prompt_tokens: int = 0
+    summary_completion_tokens: int = 0
+    unpriced: int = 0
+    cost_usd: float = 0.0
+    gross_usd: float = 0.0
+    cache_loss_usd: float = 0.0
+    summary_usd: float = 0.0
+    statuses: dict[str, int] = field(default_factory=dict)
+    overhead: list[int] = field(default_factory=lambda: [0] * _BUCKETS)
+
+    @property
+    def net_usd(self) -> float:
+        """What compaction has saved, summaries paid, in dollars."""
+        return self.gross_usd - self.cache_loss_usd - self.summary_usd
+
+    def add(self, exchange: Exchange) -> None:
+        """One more exchange, but for its price."""
+        self.requests += 1
+        self.failed += exchange.failed
+        self.tokens_before += exchange.tokens_before or 0
+        self.tokens_after += exchange.tokens_after or 0
+        self.prompt_tokens += exchange.prompt_tokens or 0
+        self.completion_tokens += exchange.completion_tokens or 0
+        self.cached_tokens += exchange.cached_tokens or 0
+        self.statuses[exchange.status] = self.statuses.get(exchange.status, 0) + 1
+        self.overhead[bisect_left(OVERHEAD_BOUNDS_S, exchange.overhead_s)] += 1
+
+    def add_alike(self, alike: Alike) -> None:
+        """More exchanges, none of which was read."""
+        count = len(alike.exchanges)
+        self.requests += count
+        self.statuses[NOTHING_DONE] = self.statuses.get(NOTHING_DONE, 0) + count
+        self.failed += count if alike.failed else 0
+        self.unpriced += 0 if alike.failed else count - alike.priced
+        self.prompt_tokens += alike.prompt_tokens
+        self.completion_tokens += alike.completion_tokens
+        self.cached_tokens += alike.cached_tokens
+        self.cost_usd += alike.cost_usd
+        self.overhead = list(map(add, self.overhead, buckets(alike.columns.overhead_s, OVERHEAD_BOUNDS_S)))
+
+    def price(self, cost: float, gross: float, cache_loss: float) -> None:
+        """The price of one more exchange, in dollars."""
+        self.cost_usd += cost
+        self.gross_usd += gross
+        self.cache_loss_usd += cache_loss
+
+    def hear(self, event: Event) -> None:
+        """One more event; what the upstream counted after a round is none."""
+        if event.kind == MEASURED:
+            return
+        self.rounds += event.kind == COMPACTED
+        self.failures += event.kind in FAILURES
+        self.summary_calls += event.calls or 0
+        self.summary_prompt_tokens += event.prompt_tokens or 0
+        self.summary_completion_tokens += event.completion_tokens or 0
+        self.summary_usd += event.cost_usd or 0.0
+
+    def join(self, other: "Counters") -> None:
+        """Everything that the other one has counted."""
+        for name in COUNTS + DOLLARS:
+            more = getattr(other, name)
+            if more:
+                setattr(self, name, getattr(self, name) + more)
+        for status, count in other.statuses.items():
+            self.statuses[status] = self.statuses.get(status, 0) + count
+        self.overhead = list(map(add, self.overhead, other.overhead))
+
+    def overhead_quantile_s(self, share: float) -> float | None:
+        """Seconds that this share of exchanges, 0..1, took at most, even within a bucket; None without any.
+
+        Of what took longer than the last bound, that bound.
+        """
+        wanted = share * sum(self.overhead)
+        low, passed = 0.0, 0
+        for bound, count in zip(OVERHEAD_BOUNDS_S, self.overhead, strict=False):
+            if count and passed + count >= wanted:
+                return low + (bound - low) * (wanted - passed) / count
+            low, passed = bound, passed + count
+        return OVERHEAD_BOUNDS_S[-1] if sum(self.overhead) else None
+
+
+def to_fields(counters: Counters) -> dict[str, Any]:
+    """The counters as JSON values, without what is 0."""
+    told = {each.name: getattr(counters, each.name) for each in fields(counters)}
+    if not any(counters.overhead):
+        del told["overhead"]
+    return {name: value for name, value in told.items() if value}
+
+
+def from_fields(told: Mapping[str, Any]) -> Counters:
+    """The counters that these fields tell of; what is no number counts as nothing."""
+    read: dict[str, Any] = {name: whole(told[name]) or 0 for name in told.keys() & _COUNTS}
+    read |= {name: number(told[name]) or 0.0 for name in told.keys() & _DOLLARS}
+    statuses, overhead = told.get("statuses"), told.get("overhead")
+    if isinstance(statuses, Mapping):
+        read["statuses"] = {str(status): whole(count) or 0 for status, count in statuses.items()}
+    if isinstance(overhead, list) and len(overhead) == _BUCKETS and set(map(type, overhead)) == {int}:
+        read["overhead"] = overhead
+    return Counters(**read)

@@ -1,0 +1,160 @@
+"""What a model has said in an answer that a call of a tool of ours has interrupted.
+
+It goes back to the provider as the assistant message that the model wrote, with what was thought, and a
+result for each call. To the client it is the first part of one answer.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from compaction_proxy.wires.chat.intercept_calls import (
+    TOOL_CALLS,
+    Call,
+    JsonObject,
+    function_of,
+    grow,
+    is_object,
+)
+
+# What models think, in the words of providers that want it back between a call and its result (DeepSeek,
+# Kimi, vLLM, OpenRouter, LiteLLM, Gemini); signatures are among it, so nothing of it is changed.
+REASONING: Final = ("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks", "extra_content")
+# Of these a client joins pieces by their index.
+DETAILS: Final = "reasoning_details"
+
+# A sentence that has ended, or a heading; what follows it after a call begins anew.
+_ENDED: Final = re.compile(r"""[.!?:\u2026\u3002\uff01\uff1f\uff1a]["'`*_)\]\u201d\u00bb]{0,8}\Z""")
+BREAK: Final = "\n\n"
+
+
+@dataclass(slots=True)
+class Said:
+    """What a model has said in one answer, beside its calls.
+
+    Attributes:
+        texts: Its text, in pieces.
+        parts: Parts of its content, where that came as an array.
+        thinking: What it thought, where that came as text, in pieces by the name of the field.
+        reasoning: What it thought else, by the name of the field.
+    """
+
+    texts: list[str] = field(default_factory=list)
+    parts: list[Any] = field(default_factory=list)
+    thinking: dict[str, list[str]] = field(default_factory=dict)
+    reasoning: JsonObject = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """Its text."""
+        return "".join(self.texts)
+
+    @property
+    def thoughts(self) -> int:
+        """Indices that its reasoning takes."""
+        return 1 + max((_index(each) for each in self.reasoning.get(DETAILS) or ()), default=-1)
+
+    def add(self, told: Mapping[str, Any]) -> None:
+        """Take a delta or a message into it."""
+        content = told.get("content")
+        if isinstance(content, str):
+            self.texts.append(content)
+        elif isinstance(content, list):
+            self.parts += content
+        for key in REASONING:
+            value = told.get(key)
+            if value not in (None, "", [], {}):
+                self._think(key, value)
+
+    def _think(self, key: str, value: Any) -> None:
+        held = self.reasoning.get(key)
+        if isinstance(value, str):
+            self.thinking.setdefault(key, []).append(value)
+        elif isinstance(held, list) and isinstance(value, list):
+            for each in value:
+                _join(held, each)
+        elif isinstance(held, dict) and isinstance(value, dict):
+            grow(held, value)
+        else:
+            self.reasoning[key] = list(value) if isinstance(value, list) else value
+
+    def message(self, calls: Iterable[Call]) -> JsonObject:
+        """The assistant message, with the calls that are to be answered."""
+        text = self.text
+        content: Any = text or None
+        if self.parts:
+            content = [*([{"type": "text", "text": text}] if text else ()), *self.parts]
+        return {
+            "role": "assistant",
+            "content": content,
+            **{key: "".join(pieces) for key, pieces in self.thinking.items()},
+            **self.reasoning,
+            TOOL_CALLS: [_given_back(call, number) for number, call in enumerate(calls)],
+        }
+
+
+def _given_back(call: Call, number: int) -> JsonObject:
+    """The call as its provider takes it back.
+
+    Arguments that are no JSON object would be refused by servers that put them into a template; the result
+    says what is wrong with them.
+    """
+    told, made = call.fields, function_of(call.fields)
+    arguments = call.arguments if is_object(call.arguments) else "{}"
+    known = {"id": call.id or f"call_{number}", "type": "function"}
+    return {**told, **known, "function": {**made, "arguments": arguments}}
+
+
+def answered(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
+    """The assistant message and behind it a result for each of its calls, in their order."""
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "content": text}
+        for call, text in zip(message[TOOL_CALLS], texts, strict=True)
+    ]
+    return [message, *results]
+
+
+def _join(held: list[Any], piece: Any) -> None:
+    """Add a piece of reasoning to the one with its index, or behind all."""
+    index = _index(piece)
+    for each in held:
+        if index >= 0 and _index(each) == index:
+            grow(each, piece)
+            return
+    held.append(piece)
+
+
+def _index(piece: object) -> int:
+    """The index of a piece; -1 if it has none."""
+    told = piece.get("index") if isinstance(piece, dict) else None
+    return told if type(told) is int else -1
+
+
+def renumber(pieces: object, taken: int) -> None:
+    """Move pieces behind those whose indices are taken."""
+    for piece in pieces if isinstance(pieces, list) else ():
+        if _index(piece) >= 0:
+            piece["index"] += taken
+
+
+def break_between(before: str, after: str) -> str:
+    """What stands between what was said before a call and after it: nothing, unless a sentence has ended."""
+    apart = not before or not after or after[0].isspace()
+    return "" if apart or not _ENDED.search(before) else BREAK
+
+
+def added(before: Mapping[str, Any], now: Mapping[str, Any]) -> JsonObject:
+    """The sum of two `usage` objects, number by number; what is no number is that of the later one."""
+    total = dict(now)
+    for key, value in before.items():
+        told = now.get(key)
+        if isinstance(value, dict):
+            total[key] = added(value, told if isinstance(told, dict) else {})
+        elif _is_number(value):
+            total[key] = value + told if _is_number(told) else value
+    return total
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,232 @@
+"""A streamed answer in which calls of a tool of ours are hidden, and whose rest comes from further answers.
+
+Bytes of the upstream go in and bytes for the client come out. Of the first answer, an event that has nothing
+to do with calls goes on as its own bytes, unparsed. Where the answer ends in calls of ours alone, its end is
+kept back, and what the upstream answers next is told as if it were the same answer: with its id, without a
+second role, and with the usage of all of them.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from compaction_proxy.wires.chat.continuation import DETAILS, Said, added, break_between, renumber
+from compaction_proxy.wires.chat.intercept_calls import CUT_OFF, STOP, TOOL_CALLS, Call, Calls, JsonObject
+from compaction_proxy.wires.chat.kept import Kept
+from compaction_proxy.wires.chat.tools import dumped
+from compaction_proxy.wires.json.slices import DECODER
+from compaction_proxy.wires.sse import DONE, Events, data_of, with_data
+
+# Members of an event that say which answer it belongs to.
+ENVELOPE: Final = ("id", "created", "model", "system_fingerprint", "service_tier")
+# An event that is to be looked at: calls, an end, a count. What the stream itself ends with is told apart,
+# because a pattern that always begins alike is five times as quick.
+_TELLING: Final = re.compile(rb'"(?:tool_calls"|finish_reason"\s*:\s*"|usage"\s*:\s*\{)')
+
+
+class HiddenStream:
+    """One answer as the client sees it, whatever number of answers it is made of.
+
+    Args:
+        name: Of the tool of ours.
+
+    Attributes:
+        done: Whether the upstream has said that the present answer is at its end.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._first = True
+        self._hidden = True  # whether calls of ours may be answered; else they are left out
+        self._envelope: JsonObject = {}
+        self._role_told = False
+        self._text = ""  # what came before, as far as it matters for what comes next
+        self._thoughts = 0  # indices of reasoning that are taken
+        self._spent: JsonObject = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._events = Events()
+        self._calls = Calls(self._name)
+        self._kept = Kept()
+        self._used: JsonObject = {}
+        self._ended = False  # the provider has said why
+        self._going = False
+        self.done = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of the present answer that `go_on` reads again."""
+        return self._kept.size
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The calls that are to be answered before the answer goes on; none: it does not go on."""
+        return tuple(self._calls.mine) if self._going else ()
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What the client gets when these bytes come."""
+        return b"".join([self._event(event) for event in self._events.feed(chunk)])
+
+    def ended(self) -> bytes:
+        """What it gets when the upstream's answer is at its end, not cut."""
+        rest = self._events.rest()
+        return self._event(rest) if rest else b""
+
+    def go_on(self, *, hidden: bool) -> JsonObject:
+        """Expect the next answer; the assistant message that this one was.
+
+        Args:
+            hidden: Whether calls in it may be answered, too. Else it is the last one, and they are left out.
+        """
+        said = Said()
+        for event in self._kept:
+            payload = _object(data_of(event))
+            delta = _delta(_choice(payload))
+            said.add(delta)
+            self._role_told = self._role_told or "role" in delta
+            if self._first and not self._envelope and _choice(payload):
+                self._envelope = {key: payload[key] for key in ENVELOPE if key in payload}
+        message = said.message(self._calls.mine)
+        self._text = said.text or self._text
+        self._thoughts += said.thoughts
+        self._spent = added(self._spent, self._used)
+        self._first, self._hidden = False, hidden
+        self._begin()
+        return message
+
+    def write_error(self, body: bytes) -> bytes:
+        """Returns the event that tells the client of an error."""
+        return b"data: %b\n\n" % body
+
+    def _event(self, event: bytes) -> bytes:
+        if self._first and not self._going and DONE not in event and not _TELLING.search(event):
+            self._kept.add(event)
+            return event
+        data = data_of(event)
+        if not data:
+            return event  # a comment, which keeps the connection alive
+        if data == DONE:
+            return self._at_done(event)
+        payload = _object(data)
+        if payload.get("error"):
+            self._going = False
+            return event
+        return self._payload(event, payload)
+
+    def _at_done(self, event: bytes) -> bytes:
+        self.done = True
+        self._going = self._going or (not self._ended and self._may_go_on(""))
+        return b"" if self._going else event
+
+    def _may_go_on(self, reason: str) -> bool:
+        """Whether an answer that ends for this reason is one that only wants calls of ours answered."""
+        mine = bool(self._calls.mine) and not self._calls.others
+        return self._hidden and self._kept.whole and mine and reason not in CUT_OFF
+
+    def _payload(self, event: bytes, payload: JsonObject) -> bytes:
+        told = _usages(payload)
+        for holder in told:
+            self._used = holder["usage"]
+        choice = _choice(payload)
+        if self._going:
+            return b""
+        if not payload:
+            return event
+        self._kept.add(event)
+        changed = bool(choice) and self._choose(choice)
+        if self._going:
+            told = _without_usage(told)
+        if self._first and not changed:
+            return event
+        if not self._first:
+            self._join(payload, choice, told)
+        return with_data(event, dumped(payload)) if _tells(payload, choice, told) else b""
+
+    def _choose(self, choice: JsonObject) -> bool:
+        """Take our calls out of a choice, and its end if the answer goes on; whether that changed it."""
+        delta = _delta(choice)
+        pieces = delta.get(TOOL_CALLS)
+        before = pieces if isinstance(pieces, list) else []
+        shown = self._calls.take(before)
+        reason = choice.get("finish_reason")
+        if isinstance(reason, str) and reason:
+            shown += self._calls.settle()
+        changed = shown != before
+        if changed:
+            choice["delta"] = delta
+            delta[TOOL_CALLS] = shown
+            if not shown:
+                del delta[TOOL_CALLS]
+        return self._finish(choice, reason) or changed
+
+    def _finish(self, choice: JsonObject, reason: object) -> bool:
+        """Keep the end of an answer back that goes on; whether anything had to be changed."""
+        if not isinstance(reason, str) or not reason:
+            return False
+        self._ended = True
+        if not self._calls.mine:
+            return False
+        if self._may_go_on(reason):
+            self._going = True
+            choice["finish_reason"] = None
+            return True
+        if self._calls.others or reason != TOOL_CALLS:
+            return False
+        choice["finish_reason"] = STOP  # nothing is left to be called
+        return True
+
+    def _join(self, payload: JsonObject, choice: JsonObject, told: list[JsonObject]) -> None:
+        """Make an event of a later answer one of the first."""
+        payload.update(self._envelope)
+        for holder in told:
+            holder["usage"] = added(self._spent, holder["usage"])
+        delta = _delta(choice)
+        if self._role_told:
+            delta.pop("role", None)
+        renumber(delta.get(DETAILS), self._thoughts)
+        content = delta.get("content")
+        if isinstance(content, str) and content and self._text:
+            delta["content"] = break_between(self._text, content) + content
+            self._text = ""
+
+
+def _object(data: bytes) -> JsonObject:
+    """What an event carries, if that is an object."""
+    try:
+        payload = DECODER.decode(data.decode())
+    except (ValueError, RecursionError):
+        return {}
+    return payload if isinstance(payload, dict) else {}
+
+
+def _choice(payload: Mapping[str, Any]) -> JsonObject:
+    """The only choice, if it is told of."""
+    choices = payload.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    return first if isinstance(first, dict) else {}
+
+
+def _delta(choice: Mapping[str, Any]) -> JsonObject:
+    held = choice.get("delta")
+    return held if isinstance(held, dict) else {}
+
+
+def _usages(payload: JsonObject) -> list[JsonObject]:
+    """Where usage stands in an event: at its top, in the choice (Kimi), or beside it (Groq)."""
+    groq = payload.get("x_groq")
+    holders = (payload, _choice(payload), groq if isinstance(groq, dict) else {})
+    return [holder for holder in holders if isinstance(holder.get("usage"), dict)]
+
+
+def _without_usage(told: list[JsonObject]) -> list[JsonObject]:
+    for holder in told:
+        holder["usage"] = None
+    return []
+
+
+def _tells(payload: JsonObject, choice: JsonObject, told: list[JsonObject]) -> bool:
+    """Whether anything is left in an event that a client could want."""
+    if not choice or told or choice.get("finish_reason"):
+        return bool(payload)
+    return any(_delta(choice).values())

@@ -1,0 +1,265 @@
+"""Telling from an upstream's error that the request did not fit, and what it says about the limit.
+
+Providers agree on nothing here: the status, the shape of the body and the wording differ, and some send the
+error inside a stream with status 200. So the words decide, read only from where errors keep them, and never
+from an echo of the request. Rules are tried in order (`wordings`).
+"""
+
+import json
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import msgspec
+
+from compaction_proxy.wires import wordings
+from compaction_proxy.wires.decompress import IDENTITY, Inflater
+from compaction_proxy.wires.sse import Events, data_of
+
+Kind = Literal["context", "context_output", "tpm", "bytes"]
+
+MAX_BODY_BYTES: Final = 65_536
+_MAX_TEXT_CHARACTERS: Final = 16_384
+_MAX_NODES: Final = 256
+_MAX_ITEMS: Final = 16
+_SUM_CHARACTERS: Final = 200
+_CUT_AWAY_STATUS: Final = 500
+_OPENING: Final = frozenset({"{", "["})
+_JSON_STARTS: Final = _OPENING | {'"'}
+_STREAM_STARTS: Final = ("data:", "event:", "id:", "retry:", ":")
+_LINE_ENDS: Final = re.compile(r"\r\n|\n|\r")
+
+_QUOTA_STATUS: Final = 429
+_UNSIZED_STATUSES: Final = frozenset({413, _QUOTA_STATUS})
+_TEXT_STATUSES: Final = frozenset({500, 502, 503})
+_STATUSES: Final = frozenset({200, 400, 413, 422, _QUOTA_STATUS}) | _TEXT_STATUSES
+
+# The fields in which errors keep codes and words. Others may echo the request, which could say anything.
+_TELLING: Final = frozenset(
+    {"error", "errors", "error_message", "error_type", "message", "msg", "detail", "details", "description"}
+    | {"code", "type", "reason", "cause", "metadata", "raw", "response", "title"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """What an error says about a request that is too large.
+
+    Attributes:
+        kind: `context`: the input is over the window, or may be. `context_output`: the input alone fits, the
+            output asked for on top of it does not. `tpm`: more than a whole minute's token quota, so that
+            waiting never helps. `bytes`: the body is too large, whatever its tokens.
+        limit: Tokens that the model, or for `tpm` the quota, takes; None if it does not say.
+        used: Tokens of the input, for `tpm` of the request, as the provider counted them. None if it does
+            not say, or tells only a lower bound or a sum with the output: calibration must not learn those.
+        output: Tokens of output asked for; None if it does not say.
+        is_sized: Whether the size of the refused request says something of the window, where no limit is
+            named. It does not where the status speaks of a rate or of bytes, or the cause is only inferred.
+    """
+
+    kind: Kind
+    limit: int | None = None
+    used: int | None = None
+    output: int | None = None
+    is_sized: bool = True
+
+
+def _decoded(body: bytes, content_encoding: str) -> str | None:
+    if len(body) > MAX_BODY_BYTES:
+        return None
+    if content_encoding.strip().lower() not in IDENTITY:
+        inflater = Inflater(content_encoding, MAX_BODY_BYTES)
+        body = inflater.feed(body)
+        if inflater.failed:
+            return None
+    return body.decode("utf-8", "replace").strip("\ufeff \t\r\n")
+
+
+def _parsed(text: str) -> object:
+    """The JSON that a text holds, or None."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _words(root: object) -> Iterator[str]:
+    """Codes and messages of an error of any shape, breadth first; JSON inside a string is opened too."""
+    nodes = deque([root])
+    for _ in range(_MAX_NODES):
+        if not nodes:
+            return
+        node = nodes.popleft()
+        if isinstance(node, dict):
+            nodes.extend(value for key, value in node.items() if key.lower() in _TELLING)
+            if "n_ctx" in node:
+                yield f"n_prompt_tokens {node.get('n_prompt_tokens')} n_ctx {node['n_ctx']}"
+        elif isinstance(node, list):
+            nodes.extend(node[:_MAX_ITEMS])
+        elif isinstance(node, str):
+            inner = _parsed(node) if node.lstrip()[:1] in _OPENING else None
+            if inner is None:
+                yield node
+            nodes.append(inner)
+
+
+def _normal(words: Iterator[str]) -> str:
+    """All words as one text in the form that the rules are written in."""
+    text = "\n".join(word[:_MAX_TEXT_CHARACTERS] for word in words)[:_MAX_TEXT_CHARACTERS]
+    return " ".join(text.replace("\u2019", "'").replace("`", "").lower().split())
+
+
+def _number(digits: str | None) -> int | None:
+    value = int(re.sub(r"\D", "", digits)) if digits else 0
+    return value or None
+
+
+def _measured(numbers: Mapping[str, str | None]) -> Overflow:
+    limit, used, output = (_number(numbers.get(name)) for name in ("limit", "used", "output"))
+    fits = limit is not None and used is not None and output is not None and used < limit
+    return Overflow("context_output" if fits else "context", limit, used, output)
+
+
+def _shared(text: str) -> Overflow | None:
+    """An error that splits a sum, such as `(658 of text input, 732 of tool input, 4096 in the output)`."""
+    found = wordings.SUM.search(text)
+    if found is None:
+        return None
+    used = output = 0
+    shares = wordings.SUM_ENDS.split(text[found.end() : found.end() + _SUM_CHARACTERS], 1)[0]
+    for share in wordings.SHARE.finditer(shares):
+        count = _number(share["count"]) or 0
+        if share["what"] in wordings.OUTPUT_SHARES:
+            output += count
+        else:
+            used += count
+    return _measured({"limit": found["limit"], "used": str(used), "output": str(output)}) if used else None
+
+
+def _context(text: str) -> Overflow | None:
+    shared = _shared(text)
+    if shared is not None:
+        return shared
+    found = next(filter(None, (rule.search(text) for rule in wordings.RULES)), None)
+    return _measured(found.groupdict()) if found else None
+
+
+def _quota(text: str) -> Overflow | None:
+    found = next(filter(None, (rule.search(text) for rule in wordings.QUOTA)), None)
+    if found is None:
+        return None
+    numbers = found.groupdict()
+    return Overflow("tpm", _number(numbers.get("limit")), _number(numbers.get("used")))
+
+
+def _judged(status: int, words: Iterator[str]) -> Overflow | None:
+    """The verdict on an error's words. A code outweighs every exclusion; a quota's text comes before both."""
+    text = _normal(words)
+    if status in _TEXT_STATUSES:
+        return _worded(status, text)
+    if wordings.PER_MINUTE.search(text):
+        return _quota(text)
+    if wordings.CODES.search(text):
+        return _context(text) or Overflow("context")
+    return None if status == _QUOTA_STATUS else _worded(status, text)
+
+
+def _worded(status: int, text: str) -> Overflow | None:
+    if wordings.EXCLUDED.search(text):
+        return None
+    found = _context(text)
+    if found is None and status == _CUT_AWAY_STATUS and wordings.CUT_AWAY.search(text):
+        return Overflow("context", is_sized=False)
+    return Overflow("bytes") if found is None and wordings.BYTES.search(text) else found
+
+
+def _speaks(choice: object) -> bool:
+    """Whether a choice carries any of the model's answer."""
+    if not isinstance(choice, dict):
+        return False
+    said = choice.get("delta") or choice.get("message")
+    return isinstance(said, dict) and any(value for name, value in said.items() if name != "role")
+
+
+def _failure(payload: object) -> object:
+    """What a 200 says has failed, or None: an answer that has begun is no error."""
+    if isinstance(payload, list):
+        payload = payload[0] if payload else None
+    if not isinstance(payload, dict):
+        return None
+    choices = payload.get("choices")
+    if isinstance(choices, list) and any(map(_speaks, choices)):
+        return None
+    response = payload.get("response")
+    failed = isinstance(response, dict) and response.get("error")
+    return payload if payload.get("error") or payload.get("type") == "error" or failed else None
+
+
+def _event_payload(text: str) -> object:
+    """The data of the first event of a stream that has any; comments and other fields are passed over."""
+    data: list[str] = []
+    failed = False
+    for line in _LINE_ENDS.split(text):
+        name, _, value = line.partition(":")
+        if name == "data":
+            data.append(value)
+        elif name == "event":
+            failed = value.strip() == "error"
+        elif not line and data:
+            break
+    said = "\n".join(data)
+    return {"error": _parsed(said) or said} if failed else _parsed(said)
+
+
+_NULL: Final = msgspec.Raw(b"null")
+
+
+class _Failed(msgspec.Struct, gc=False):
+    error: msgspec.Raw = _NULL
+
+
+class _Told(msgspec.Struct, gc=False):
+    """Any event; only its errors are looked at."""
+
+    type: str = ""
+    error: msgspec.Raw = _NULL
+    response: _Failed | None = None
+
+
+_TOLD: Final = msgspec.json.Decoder(_Told)
+
+
+def brief(stream: bytes) -> bytes:
+    """The errors of a stream's first event, as one: some repeat the whole request beside them."""
+    event = next(iter(Events().feed(stream)), b"")
+    try:
+        return b"data: %b\n\n" % msgspec.json.encode(_TOLD.decode(data_of(event)))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return b""
+
+
+def detect(status: int, body: bytes, content_encoding: str = "") -> Overflow | None:
+    """What an answer says about a request that did not fit; None if it is about anything else.
+
+    Args:
+        status: The upstream's status. With 200, only an error in the place of an answer counts.
+        body: The whole body as sent. More than 64 KiB, before or after decoding, is no error message.
+        content_encoding: As sent. A body that is neither plain, gzip nor deflate says nothing.
+    """
+    if status not in _STATUSES:
+        return None
+    text = _decoded(body, content_encoding)
+    if not text:
+        return None
+    if text.startswith(_STREAM_STARTS):
+        payload = _event_payload(text)
+    elif text[0] in _JSON_STARTS:
+        payload = _parsed(text)
+    else:
+        payload = text
+    found = _judged(status, _words(_failure(payload) if status == 200 else payload))
+    if status in _UNSIZED_STATUSES and found == Overflow("context"):
+        return replace(found, is_sized=False)
+    return found

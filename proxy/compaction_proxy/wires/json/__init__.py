@@ -1,0 +1,1 @@
+"""JSON that is read and written piece by piece."""

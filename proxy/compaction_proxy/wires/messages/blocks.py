@@ -1,0 +1,94 @@
+"""The content of a message as blocks, each the client's own bytes, and what is told of one at a glance."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.wires.json import large
+from compaction_proxy.wires.json.slices import Slice, elements, members
+
+TEXT: Final = "text"
+RESULT: Final = "tool_result"
+CALL: Final = "tool_use"
+THINKING: Final = frozenset({"thinking", "redacted_thinking"})
+# What makes a provider keep what it has read up to there; of no meaning to the conversation.
+MARK: Final = "cache_control"
+# As Claude Code marks what it adds to what a user says.
+_REMINDER: Final = b"system-reminder"
+_OPENING: Final = "<system-reminder>"
+_CLOSING: Final = "</system-reminder>"
+# Blocks that say nothing are short.
+_BLANK_BYTES: Final = 256
+
+
+class _Typed(msgspec.Struct, gc=False):
+    """Any block; only its kind is looked at."""
+
+    type: str = ""
+
+
+_TYPED: Final = msgspec.json.Decoder(_Typed)
+
+
+def kind_of(block: bytes) -> str:
+    """The kind of a block; empty where it has none."""
+    try:
+        return _TYPED.decode(block).type
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass
+    value = large.value(block)
+    told = value.get("type") if isinstance(value, dict) else None
+    return told if isinstance(told, str) else ""
+
+
+def places_of(raw: bytes) -> Mapping[str, Slice]:
+    """Where the members of a message stand.
+
+    Raises:
+        Unreadable: It is no message.
+    """
+    try:
+        return members(raw)
+    except RecursionError:
+        raise Unreadable("too-deep") from None
+
+
+def blocks_of(content: bytes) -> tuple[bytes, ...]:
+    """The blocks of a content; a string is one of text.
+
+    Raises:
+        Unreadable: It is nested too deeply.
+    """
+    if content.startswith(b'"'):
+        return (b'{"type":"text","text":%b}' % content,)
+    if not content.startswith(b"["):
+        return ()
+    try:
+        return elements(content)
+    except RecursionError:
+        raise Unreadable("too-deep") from None
+
+
+def is_reminder(block: bytes) -> bool:
+    """Whether a block is text by which a client's program, and no user, reminds the model of something."""
+    if _REMINDER not in block:
+        return False
+    value: Any = large.value(block)
+    return isinstance(value, dict) and reminds(value)
+
+
+def reminds(block: Mapping[str, Any]) -> bool:
+    """The same of a decoded block."""
+    text = block.get("text") if block.get("type") == TEXT else None
+    return isinstance(text, str) and text.strip().startswith(_OPENING) and text.strip().endswith(_CLOSING)
+
+
+def is_blank(block: bytes) -> bool:
+    """Whether a block is text that says nothing, which providers refuse."""
+    if len(block) > _BLANK_BYTES or b'"text"' not in block:
+        return False
+    value: Any = large.value(block)
+    text = value.get("text") if isinstance(value, dict) and value.get("type") == TEXT else None
+    return isinstance(text, str) and not text.strip()

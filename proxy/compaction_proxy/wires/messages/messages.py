@@ -1,0 +1,185 @@
+"""One piece of a Messages list: its bytes to a core record, and bytes for a message of ours.
+
+The same content gives the same record, and so the same digest, as on the chat completions wire: a tool result
+has the role `tool`, and what a call is given becomes its arguments as text.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from compaction_proxy.core.digest import message_digest
+from compaction_proxy.core.errors import Unreadable
+from compaction_proxy.core.message import Call, Message, Part
+from compaction_proxy.wires.json import large
+from compaction_proxy.wires.json.shorten import encoded
+from compaction_proxy.wires.messages.blocks import CALL, MARK, RESULT, TEXT, THINKING, reminds
+from compaction_proxy.wires.payload_digest import address, opaque, sha256
+
+# More blocks than this are no message that a model could read.
+MAX_BLOCKS: Final = 10_000
+# What a result is called that tells of a failure; so it stays one when it is masked.
+FAILED: Final = "error"
+# Blocks of an answer that are none of its content: calls are told apart, and thoughts are for the model that
+# had them.
+_UNSAID: Final = THINKING | {CALL}
+# What blocks are called on the chat completions wire.
+_KINDS: Final = {"image": "image_url", "document": "file"}
+
+
+def decoded(raw: bytes) -> dict[str, Any]:
+    """One piece as a mapping.
+
+    Raises:
+        Unreadable: It is not one: `not-json`, `no-messages` or `too-deep`.
+    """
+    value = large.value(raw)
+    if not isinstance(value, dict):
+        raise Unreadable("no-messages")
+    return value
+
+
+def message(raw: bytes) -> Message:
+    """The core record of one piece, with its digest; `tokens` is left to be counted.
+
+    Raises:
+        Unreadable: The bytes are no message.
+    """
+    record = record_of(raw, decoded(raw))
+    return record.known(message_digest(record), 0)
+
+
+def record_of(raw: bytes, fields: Mapping[str, Any]) -> Message:
+    """The same for a piece that is `decoded` already, without its digest.
+
+    Raises:
+        Unreadable: It is no message.
+    """
+    try:
+        return _record(raw, fields)
+    except RecursionError:  # what could just be decoded cannot always be written again
+        raise Unreadable("too-deep") from None
+
+
+def result_of(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The tool result that a piece is, whatever a program reminds of behind it; None where it is another."""
+    content = fields.get("content")
+    if not isinstance(content, list) or fields.get("role") != "user":
+        return None
+    first, *rest = content or [None]
+    is_result = isinstance(first, dict) and first.get("type") == RESULT
+    return first if is_result and all(isinstance(each, dict) and reminds(each) for each in rest) else None
+
+
+def _record(raw: bytes, fields: Mapping[str, Any]) -> Message:
+    result = result_of(fields)
+    if result is not None:
+        text, parts = _content(result.get("content"))
+        failed = FAILED if result.get("is_error") is True else ""
+        answers = (_string(result.get("tool_use_id")),)
+        return Message("tool", text, parts, name=failed, answers=answers, raw=raw)
+    role = _string(fields.get("role"))
+    content = fields.get("content")
+    if role != "assistant" or not isinstance(content, list):
+        text, parts = _content(content)
+        return Message(role, text, parts, raw=raw)
+    plain = [each for each in content if kind_told(each) not in _UNSAID]
+    text, parts = _content(plain)
+    calls = tuple(_call(each) for each in content if kind_told(each) == CALL)
+    return Message(role, text, parts, calls=calls, raw=raw)
+
+
+def _string(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def kind_told(block: object) -> str:
+    """The kind of a decoded block; empty where it has none."""
+    return _string(block.get("type")) if isinstance(block, Mapping) else ""
+
+
+def _call(block: Mapping[str, Any]) -> Call:
+    given = block.get("input", {})
+    arguments = given if isinstance(given, str) else _compact(given)
+    return Call(_string(block.get("id")), _string(block.get("name")), arguments)
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _content(content: object) -> tuple[str, tuple[Part, ...]]:
+    """Text and other parts of a content, or of a result's."""
+    if not isinstance(content, list):
+        plain = content is None or isinstance(content, str)
+        return _string(content) if plain else json.dumps(content, sort_keys=True), ()
+    if len(content) > MAX_BLOCKS:
+        raise Unreadable("too-many")
+    text = ""
+    parts: list[Part] = []
+    for each in content:
+        if is_text(each):
+            text += each if isinstance(each, str) else each["text"]
+        else:
+            kind = kind_told(each)
+            parts.append(Part(_KINDS.get(kind, kind) or "unknown", _payload(kind, each), len(text)))
+    return text, tuple(parts)
+
+
+def is_text(block: object) -> bool:
+    """Whether a block is nothing but text."""
+    if not isinstance(block, Mapping):
+        return isinstance(block, str)
+    return isinstance(block.get("text"), str) and block.get("type", TEXT) == TEXT
+
+
+def _payload(kind: str, block: Any) -> bytes:
+    """SHA-256 of what a block carries: inline data, an http address without its query, else its JSON."""
+    source = block.get("source") if kind in _KINDS else None
+    if isinstance(source, Mapping):
+        for key in ("data", "url"):
+            if isinstance(source.get(key), str):
+                return sha256(source[key]) if source.get("type") == TEXT else address(source[key])
+        return opaque(source)
+    return opaque(block)
+
+
+def compose(record: Message) -> bytes:
+    """The bytes of a message of ours. Instructions have no place here: what has such a role is the user's."""
+    if record.answers:
+        result = {"type": RESULT, "tool_use_id": record.answers[0], "content": record.text}
+        failed = {"is_error": True} if record.name == FAILED else {}
+        return encoded({"role": "user", "content": [{**result, **failed}]})
+    return encoded({"role": _written_role(record), "content": record.text})
+
+
+def _written_role(record: Message) -> str:
+    return "assistant" if record.role == "assistant" else "user"
+
+
+def with_parts(record: Message, source: Message) -> Message:
+    """A message of ours that also carries the parts of another's content that are no text, as they came.
+
+    They come without the client's cache marks: a stand-in keeps its bytes, and a later request has its own.
+    """
+    content = decoded(source.raw).get("content")
+    parts = [
+        without_mark(each)
+        for each in (content if isinstance(content, list) else ())
+        if not is_text(each) and kind_told(each) not in {*_UNSAID, RESULT}
+    ]
+    text = [{"type": TEXT, "text": record.text}] if record.text.strip() or not parts else []
+    role = _written_role(source if parts else record)
+    return message(encoded({"role": role, "content": [*text, *parts]}))
+
+
+def without_mark(value: Any) -> Any:
+    """A block without the client's cache mark, and without those of blocks in it."""
+    if not isinstance(value, Mapping):
+        return value
+    plain = {key: each for key, each in value.items() if key != MARK}
+    if isinstance(plain.get("content"), list):
+        plain["content"] = [without_mark(each) for each in plain["content"]]
+    if isinstance(plain.get("source"), Mapping):
+        plain["source"] = without_mark(plain["source"])
+    return plain

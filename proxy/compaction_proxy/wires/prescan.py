@@ -1,0 +1,71 @@
+"""What a request body says, found without parsing it: never less than is there, and perhaps more.
+
+The gate and the recovery from overflows ask this of bodies that nobody has read, whatever their wire.
+"""
+
+import re
+
+from compaction_proxy.wires.body import bounded, small
+
+# An unescaped `"model"` can only be a key: inside a string its quotes would be escaped.
+# The lookbehind stands behind the literal: in front of it the search would have to stop at every byte.
+_MODEL = re.compile(rb'"model"(?<!\\"model")\s*:\s*"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
+_OUTPUT = re.compile(rb'"max_(?<!\\"max_)(?:completion_|output_)?tokens"\s*:\s*(\d{1,18}+)\d*+\b')
+_MEDIA = re.compile(rb'"(?:(?:input_)?(?:image|audio|file)(?:_url)?|video_url|document|computer_screenshot)"')
+# What stands between groups of three digits, and escapes of what belongs to numbers.
+_SEPARATOR = r"(?:[ ,._]|\xc2\xa0)?"
+_UNESCAPED = re.compile(rb"\\(?:(\\)|u(00(?:[23][0-9a-fA-F]|[aA]0)))")
+# Bytes of a body in which numbers are looked for.
+MAX_SEARCHED_BYTES = 8 * 1024 * 1024
+
+
+def models_named(raw: bytes) -> set[str]:
+    """Every model that the body could mean, found without parsing; empty if none was found.
+
+    A nested key of the same name may add one, so the set holds the right one and perhaps more.
+    """
+    return {bounded(_unescaped(found)) for found in _MODEL.findall(raw)}
+
+
+def _unescaped(text: bytes) -> str:
+    value = small(b'"%b"' % text) if b"\\" in text else None
+    return value if isinstance(value, str) else text.decode("utf-8", "replace")
+
+
+def outputs_named(raw: bytes) -> list[int]:
+    """Every limit of the output that the body could mean, in tokens, found without parsing."""
+    return [int(found) for found in _OUTPUT.findall(raw)]
+
+
+def has_media(raw: bytes) -> bool:
+    """Whether the body may hold parts whose tokens its bytes do not bound."""
+    return _MEDIA.search(raw) is not None
+
+
+class Mentioned:
+    """The numbers that stand in a body, escapes undone and thousands separators left out.
+
+    It may hold a few more: ends of numbers with separators. Of a large body only the beginning is looked at.
+
+    Args:
+        raw: The body.
+    """
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw[:MAX_SEARCHED_BYTES]
+
+    def __contains__(self, number: object) -> bool:
+        """Whether a number stands there. Takes a millisecond a megabyte."""
+        if not isinstance(number, int):
+            return False
+        if b"\\u00" in self._raw:  # digits and separators may be escaped, too
+            self._raw = _UNESCAPED.sub(_plain, self._raw)
+        digits = f"{number:,}".split(",")
+        first, rest = digits[0], "".join([_SEPARATOR + group for group in digits[1:]])
+        places = re.finditer(f"{first}{rest}(?!\\d)".encode(), self._raw)
+        return any(not self._raw[max(0, found.start() - 1) : found.start()].isdigit() for found in places)
+
+
+def _plain(escape: re.Match[bytes]) -> bytes:
+    code = escape[2]
+    return chr(int(code, 16)).encode() if code else escape[0]

@@ -1,0 +1,24 @@
+"""The wires that are spoken, by name and by path."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from compaction_proxy.wires.chat.wire import CHAT
+from compaction_proxy.wires.messages.wire import MESSAGES
+from compaction_proxy.wires.responses.wire import RESPONSES
+from compaction_proxy.wires.wire import Dialect
+
+WIRES: Final[Mapping[str, Dialect]] = MappingProxyType(
+    {each.name: each for each in (CHAT, MESSAGES, RESPONSES)}
+)
+
+
+def dialect_of(method: str, raw_path: bytes) -> Dialect | None:
+    """The wire of a request that carries a conversation, under whatever prefix; None where it does not."""
+    if method != "POST":
+        return None
+    for each in WIRES.values():
+        if raw_path.endswith(each.ending):
+            return each
+    return None

@@ -1,1 +1,0 @@
-"""The relay: bytes in, bytes out, as pure ASGI."""
