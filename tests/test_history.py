@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from compaction_proxy.core.checkpoint import Checkpoint
-from compaction_proxy.core.checkpoint_fields import to_fields
+from compaction_proxy.core.checkpoint import Checkpoint, to_fields
 from compaction_proxy.core.event import COMPACTED, FAILED, INSTALLED, MEASURED, Event
 from compaction_proxy.storage.keys import checkpoint_keys, checkpoints_key, rounds_key
 from compaction_proxy.storage.memory import MemoryStore

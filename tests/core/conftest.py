@@ -8,10 +8,9 @@ import pytest
 from compaction_proxy.core.checkpoint import Checkpoint, covered_results, exact_digest
 from compaction_proxy.core.masking import answered_calls, masked_text
 from compaction_proxy.core.message import Message
-from compaction_proxy.core.planner import Fill, Plan
+from compaction_proxy.core.planner import Fill, Plan, chain_records
 from compaction_proxy.core.render import excerpt, stand_in_text
 from compaction_proxy.core.strategies import Policy
-from compaction_proxy.core.tail import chain_records
 
 # Tokens of a message of ours.
 OURS_TOKENS = 9

@@ -13,13 +13,12 @@ from compaction_proxy.core.budget import Reserves, budget
 from compaction_proxy.core.checkpoint import Checkpoint, covered_results, exact_digest
 from compaction_proxy.core.digest import chain, message_digest, message_id
 from compaction_proxy.core.message import Call, Message, Part, Span
-from compaction_proxy.core.planner import Fill, Plan, gained, plan
+from compaction_proxy.core.planner import Fill, Plan, Room, gained, plan
 from compaction_proxy.core.render import excerpt, render, stand_in_text
 from compaction_proxy.core.repair import GO_ON, alternate, repair
 from compaction_proxy.core.strategies import CHAINED, STRATEGIES, Frame, Keep, Policy, SummaryShape
 from compaction_proxy.core.summary.prompt import NO_TASK, prompt, task_of, transcript, validated
 from compaction_proxy.core.summary.sections import Section
-from compaction_proxy.core.tail import Room
 from compaction_proxy.core.token_rules import CHARACTERS, message_tokens, pieces
 from compaction_proxy.core.trigger import Row, fired, mark
 from compaction_proxy.providers.character_counter import CharacterCounter

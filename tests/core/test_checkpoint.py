@@ -16,11 +16,12 @@ from compaction_proxy.core.checkpoint import (
     deepest,
     exact_digest,
     found_by,
+    from_fields,
     participant_names,
     place,
     stands,
+    to_fields,
 )
-from compaction_proxy.core.checkpoint_fields import from_fields, to_fields
 from compaction_proxy.core.digest import message_digest
 from compaction_proxy.core.message import Call, Message, Part, Span
 

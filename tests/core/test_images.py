@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.core.images import Size, data_url_header, image_size
+from compaction_proxy.core.media import Size, data_url_header, image_size
 
 
 def png(width: int, height: int) -> bytes:

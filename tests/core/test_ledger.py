@@ -20,10 +20,10 @@ from compaction_proxy.core.ledger.ledger import (
     Remark,
     has_every_rule,
     ledger,
+    read_rendered,
     rendered,
     rules,
 )
-from compaction_proxy.core.ledger.ledger_text import read_rendered
 from compaction_proxy.core.message import Call, Message
 
 KIT_REASON = "compaction-conformance-kit is not installed"

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.core.images import Size
-from compaction_proxy.core.media import audio_tokens, file_tokens, image_tokens, image_url_tokens
+from compaction_proxy.core.media import Size, audio_tokens, file_tokens, image_tokens, image_url_tokens
 
 PIXELS = st.integers(1, 20_000)
 MODELS = [

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 from compaction_proxy.core.checkpoint import Checkpoint
 from compaction_proxy.core.message import Call, Message, Span
-from compaction_proxy.core.planner import Fill, Plan, gained, plan, task_index, unchanged, with_edits
+from compaction_proxy.core.planner import Fill, Plan, Room, gained, plan, task_index, unchanged, with_edits
 from compaction_proxy.core.render import render
 from compaction_proxy.core.strategies import CHAINED, FULL, Keep, Policy
-from compaction_proxy.core.tail import Room
 from compaction_proxy.core.trigger import Gained
 
 KEEP_3 = replace(CHAINED, keep=Keep(messages=3), least_messages=4)

@@ -7,16 +7,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.core.checkpoint import Checkpoint, deepest, stands
-from compaction_proxy.core.checkpoint_fields import from_fields, to_fields
+from compaction_proxy.core.checkpoint import Checkpoint, deepest, from_fields, stands, to_fields
 from compaction_proxy.core.digest import message_digest
 from compaction_proxy.core.masking import first_to_go
 from compaction_proxy.core.message import Call, Message, Part, latest_user, units
-from compaction_proxy.core.planner import Plan, plan, task_index, unchanged, with_edits
+from compaction_proxy.core.planner import (
+    Plan,
+    Room,
+    chain_records,
+    plan,
+    sizes,
+    task_index,
+    unchanged,
+    with_edits,
+)
 from compaction_proxy.core.render import render
 from compaction_proxy.core.repair import alternate, repair
 from compaction_proxy.core.strategies import STRATEGIES, Policy
-from compaction_proxy.core.tail import Room, chain_records, sizes
 from compaction_proxy.core.truncate import GONE, WHOLE, squeeze
 
 FULL_RUN = settings.get_current_profile_name() == "full"

@@ -11,7 +11,7 @@ import compaction_proxy
 from compaction_proxy.compaction.round_coordinator import FORCED, QUIET
 from compaction_proxy.compaction.round_job import AHEAD
 from compaction_proxy.core import event
-from compaction_proxy.core.reasons import DUE, FAMILIES, LEFT, REASONS, known
+from compaction_proxy.core.event import DUE, FAMILIES, LEFT, REASONS, known
 from compaction_proxy.core.trigger import FIELDS
 from compaction_proxy.support import formatting
 

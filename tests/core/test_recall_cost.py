@@ -3,8 +3,7 @@
 import pytest
 
 from compaction_proxy.core.cost.price import Price, Tier
-from compaction_proxy.core.cost.recall_cost import saving_of
-from compaction_proxy.core.cost.savings import saving
+from compaction_proxy.core.cost.savings import saving, saving_of
 from compaction_proxy.core.exchange import Exchange
 
 PRICE = Price((Tier(0, 2.0, 1.0, 2.0, 10.0),), "test")

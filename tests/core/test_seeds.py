@@ -12,11 +12,10 @@ from compaction_proxy.core.budget import Reserves, budget
 from compaction_proxy.core.checkpoint import Checkpoint
 from compaction_proxy.core.digest import message_digest
 from compaction_proxy.core.message import Call, Message, Span, units
-from compaction_proxy.core.planner import Fill, Plan, gained, plan, unchanged, with_edits
+from compaction_proxy.core.planner import Fill, Plan, Room, chain_records, gained, plan, unchanged, with_edits
 from compaction_proxy.core.render import render, stand_in_text
 from compaction_proxy.core.repair import NO_RESPONSE, repair
 from compaction_proxy.core.strategies import STRATEGIES, Limit, Policy
-from compaction_proxy.core.tail import Room, chain_records
 from compaction_proxy.core.trigger import Row, fired, marks
 
 AsCheckpoint = Callable[[Plan, Sequence[Message], Policy, Checkpoint | None], Checkpoint]

@@ -8,10 +8,9 @@ import pytest
 
 from compaction_proxy.core.checkpoint import Checkpoint
 from compaction_proxy.core.message import Call, Message, Span
-from compaction_proxy.core.planner import plan
+from compaction_proxy.core.planner import Room, boundary, chain_records, plan, sizes
 from compaction_proxy.core.render import render
 from compaction_proxy.core.strategies import STRATEGIES, Keep, Limit, Policy
-from compaction_proxy.core.tail import Room, boundary, chain_records, sizes
 
 ROOM = Room(trigger=1_000, target=None, size=0)
 USER = Message("user", "u", tokens=100)

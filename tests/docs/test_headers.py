@@ -3,7 +3,7 @@
 import re
 
 from compaction_proxy.compaction.types import Status
-from compaction_proxy.core.reasons import FAMILIES, REASONS
+from compaction_proxy.core.event import FAMILIES, REASONS
 from tests.docs.blocks import ROOT
 from tests.docs.conftest import Machine
 from tests.pages import cells, chapter, page

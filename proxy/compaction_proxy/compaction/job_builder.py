@@ -16,10 +16,10 @@ from compaction_proxy.core.checkpoint import exact_digest
 from compaction_proxy.core.checkpoint_ids import place_to_be
 from compaction_proxy.core.errors import Unreadable
 from compaction_proxy.core.ledger.language import language
+from compaction_proxy.core.planner import chain_records
 from compaction_proxy.core.repair import repair
 from compaction_proxy.core.search_tool import TOOL_NAME
 from compaction_proxy.core.strategies import Policy, SummaryShape
-from compaction_proxy.core.tail import chain_records
 from compaction_proxy.recall.offer import offered
 from compaction_proxy.storage.keys import checkpoint_keys
 from compaction_proxy.support.offload import beside

@@ -8,11 +8,10 @@ from compaction_proxy.compaction.round_job import Job
 from compaction_proxy.core.digest import message_id
 from compaction_proxy.core.masking import masked_text
 from compaction_proxy.core.message import Message, Span
-from compaction_proxy.core.planner import Fill
+from compaction_proxy.core.planner import Fill, chain_records
 from compaction_proxy.core.render import excerpt, stand_in_text
 from compaction_proxy.core.search_tool import TOOL_NAME
 from compaction_proxy.core.summary.prompt import NO_TASK, task_of
-from compaction_proxy.core.tail import chain_records
 from compaction_proxy.support.offload import beside
 
 # What the notice of what is missing and the frame of a message take, in tokens.

@@ -18,8 +18,7 @@ from compaction_proxy.compaction.price_triggers import UNAIMED, Aimed, Aiming
 from compaction_proxy.compaction.request_limits import about_money, terms_for
 from compaction_proxy.compaction.request_view import View, applied, gauge_of, remembered_as, thread
 from compaction_proxy.compaction.types import Ask
-from compaction_proxy.core.checkpoint import Checkpoint, deepest, found_by
-from compaction_proxy.core.checkpoint_fields import from_fields
+from compaction_proxy.core.checkpoint import Checkpoint, deepest, found_by, from_fields
 from compaction_proxy.core.checkpoint_ids import place_of
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.project_instructions import budget_tokens, select

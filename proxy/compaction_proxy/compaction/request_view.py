@@ -14,10 +14,9 @@ from compaction_proxy.core.budget import Budget
 from compaction_proxy.core.checkpoint import Checkpoint
 from compaction_proxy.core.checkpoint_ids import place_of
 from compaction_proxy.core.message import Message, latest_user
-from compaction_proxy.core.planner import gained, task_index
+from compaction_proxy.core.planner import Room, gained, task_index
 from compaction_proxy.core.render import render
 from compaction_proxy.core.strategies import Policy
-from compaction_proxy.core.tail import Room
 from compaction_proxy.core.trigger import NOTHING_GAINED, Marks, fired, marks
 from compaction_proxy.providers.anchor import Anchor, bound, predicted
 from compaction_proxy.providers.anchor import place_of as counted_at

@@ -29,9 +29,10 @@ from compaction_proxy.core.checkpoint import (
     Checkpoint,
     covered_results,
     exact_digest,
+    from_fields,
     participant_names,
+    to_fields,
 )
-from compaction_proxy.core.checkpoint_fields import from_fields, to_fields
 from compaction_proxy.core.digest import message_id
 from compaction_proxy.core.errors import SummaryFailed
 from compaction_proxy.core.event import Event

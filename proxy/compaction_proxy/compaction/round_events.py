@@ -11,7 +11,7 @@ from compaction_proxy.core.checkpoint import Checkpoint
 from compaction_proxy.core.digest import message_id
 from compaction_proxy.core.event import COMPACTED, FAILED, INSTALLED, MAX_MESSAGE_IDS, Event
 from compaction_proxy.core.ledger.cues import Kind
-from compaction_proxy.core.ledger.ledger_text import flat
+from compaction_proxy.core.ledger.ledger import flat
 from compaction_proxy.core.summary.retention import survived
 from compaction_proxy.recall.archiving import readable
 from compaction_proxy.recall.round_detail import KEPT, STAND_IN, Shown

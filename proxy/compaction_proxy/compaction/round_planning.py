@@ -13,9 +13,18 @@ from compaction_proxy.core.ledger.frontier import Frontier
 from compaction_proxy.core.ledger.ledger import Standing, ledger, rendered, rules
 from compaction_proxy.core.masking import MASK_TOKENS, first_to_go
 from compaction_proxy.core.message import Message, latest_user
-from compaction_proxy.core.planner import Plan, plan, task_index, unchanged, with_edits
+from compaction_proxy.core.planner import (
+    Plan,
+    Room,
+    boundary,
+    chain_records,
+    plan,
+    sizes,
+    task_index,
+    unchanged,
+    with_edits,
+)
 from compaction_proxy.core.strategies import LAYOUT, Limit
-from compaction_proxy.core.tail import Room, boundary, chain_records, sizes
 from compaction_proxy.support.offload import beside
 
 # What the opening and closing lines of records take.

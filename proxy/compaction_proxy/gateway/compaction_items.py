@@ -12,7 +12,7 @@ from starlette.types import Scope
 from compaction_proxy.compaction.replacements import LEDGER_OPENING
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import RequestRefused
-from compaction_proxy.core.ledger.ledger_text import read_rendered
+from compaction_proxy.core.ledger.ledger import read_rendered
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.gateway.headers import first_values

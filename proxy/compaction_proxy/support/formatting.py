@@ -7,7 +7,7 @@ UNKNOWN = "n/a"
 MINUS = "\N{MINUS SIGN}"
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
 
-# For people: why a request went on as it came, or without a summary (`core.reasons`).
+# For people: why a request went on as it came, or without a summary (`core.event`).
 REASONS = {
     "breaker-open": "the summary model has failed repeatedly and is left alone for a while",
     "budget": "this client has had all the summaries of this hour",

@@ -8,7 +8,7 @@ Conversations that begin alike share a root: an event belongs to the one it name
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from compaction_proxy.core import checkpoint_fields
+from compaction_proxy.core import checkpoint
 from compaction_proxy.core.event import COMPACTED, INSTALLED, MEASURED, Event, from_fields, to_fields
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.storage.keys import (
@@ -166,7 +166,7 @@ class History:
 
 def _kept(place: bytes, fields: Fields | None, at: float) -> Event | None:
     """What a checkpoint says of its round; None if there is none."""
-    made = checkpoint_fields.from_fields(fields) if fields else None
+    made = checkpoint.from_fields(fields) if fields else None
     if made is None:
         return None
     return Event(

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from compaction_proxy.core.cost.price import Price
-from compaction_proxy.core.cost.recall_cost import saving_of
-from compaction_proxy.core.cost.savings import FEW_MESSAGES, UNHEARD, Saving, Standing, unchanged
+from compaction_proxy.core.cost.savings import FEW_MESSAGES, UNHEARD, Saving, Standing, saving_of, unchanged
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.storage.keys import conversation_key
 

@@ -293,3 +293,25 @@ def pay_back(
     lost = price.of(after) - price.of(after, hits)
     won = price.of(before, int(cached_share * before)) - price.of(after, hits)
     return max(0.0, summary_usd + lost) / won if won > 0 else None
+
+
+def saving_of(
+    exchange: Exchange,
+    prefixes: Sequence[bytes],
+    known: Standing | None,
+    price: Price | None,
+    counted: tuple[int, int] = (0, 0),
+) -> tuple[Saving | None, Standing]:
+    """As `economics.saving`, whatever number of answers the exchange has."""
+    prompt, cached = exchange.recall_prompt_tokens, exchange.recall_cached_tokens or 0
+    if not prompt:
+        return saving(exchange, prefixes, known, price, counted)
+    first = exchange._replace(
+        prompt_tokens=exchange.first_prompt_tokens,
+        cached_tokens=(exchange.cached_tokens or 0) - cached,
+    )
+    made, learned = saving(first, prefixes, known, price, counted)
+    if made is None or price is None:
+        return made, learned
+    more = price.of(prompt, cached)
+    return Saving(made.cost + more, made.gross - more, made.cache_loss, made.net - more), learned
