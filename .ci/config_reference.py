@@ -19,8 +19,7 @@ from pydantic_core import PydanticUndefined
 
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.keys import Key, dotted, keys, plain
-from compaction_proxy.config.prices import PricesSection, SurchargeSection
-from compaction_proxy.config.sections import ModelSection, TriggerRow
+from compaction_proxy.config.sections import ModelSection, PricesSection, SurchargeSection, TriggerRow
 
 ROOT = Path(__file__).resolve().parents[1]
 STRATEGIES = ("compaction", "strategies")

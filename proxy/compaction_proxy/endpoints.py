@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from compaction_proxy.config.config import Config
-from compaction_proxy.config.upstream import MESSAGES, RESPONSES
+from compaction_proxy.config.sections import MESSAGES, RESPONSES
 from compaction_proxy.gateway import count_tokens, responses_compact
 from compaction_proxy.gateway.after_response import Aftermath
 from compaction_proxy.gateway.compact_api import Compact

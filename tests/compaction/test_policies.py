@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from compaction_proxy.compaction.policies import policy_for
 from compaction_proxy.config import Config, ModelSettings, for_model
-from compaction_proxy.config.row_fields import FIELDS, changed, shown
-from compaction_proxy.config.strategies import StrategiesSection
+from compaction_proxy.config.strategies import FIELDS, StrategiesSection, changed, shown
 from compaction_proxy.core.strategies import (
     ANCHORED,
     CHAINED,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from compaction_proxy.config import for_model, load
-from compaction_proxy.config.recall import RecallSection
+from compaction_proxy.config.sections import RecallSection
 from compaction_proxy.core.errors import ConfigError
 
 HOME = {"HOME": "/nowhere"}

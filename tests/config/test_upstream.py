@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from compaction_proxy.config.upstream import UpstreamSection
+from compaction_proxy.config.sections import UpstreamSection
 
 OPENAI, ANTHROPIC, LOCAL = (
     "https://api.openai.com/v1",

@@ -23,8 +23,8 @@ from compaction_proxy.config.sections import (
     ServerSection,
     StoreSection,
     SummarySection,
+    UpstreamSection,
 )
-from compaction_proxy.config.upstream import UpstreamSection
 from compaction_proxy.gateway.server import served
 from compaction_proxy.providers.character_counter import CharacterCounter
 from tests.docs.pretended import PROGRAMS

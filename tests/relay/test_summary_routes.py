@@ -6,8 +6,7 @@ from pydantic import SecretStr
 from compaction_proxy.compaction.summary_request import SummaryRoute
 from compaction_proxy.config import Config
 from compaction_proxy.config.config import for_model
-from compaction_proxy.config.sections import SummarySection
-from compaction_proxy.config.upstream import UpstreamSection
+from compaction_proxy.config.sections import SummarySection, UpstreamSection
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.gateway.client.aiohttp_engine import AiohttpEngine
 from compaction_proxy.gateway.summary_routes import summary_routes

@@ -32,8 +32,8 @@ from compaction_proxy.config.sections import (
     ServerSection,
     StoreSection,
     SummarySection,
+    UpstreamSection,
 )
-from compaction_proxy.config.upstream import UpstreamSection
 from compaction_proxy.gateway.server import served
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from tests.free_ports import find_free_port

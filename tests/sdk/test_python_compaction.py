@@ -10,7 +10,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 
 from compaction_proxy.cli.demo import script
 from compaction_proxy.cli.demo.chat import JsonObject
-from compaction_proxy.config.upstream import UpstreamSection
+from compaction_proxy.config.sections import UpstreamSection
 
 ALWAYS = {
     "status", "session", "strategy", "messages-before", "messages-after", "tokens-before", "tokens-after",

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from compaction_proxy.config.upstream import UpstreamSection
+from compaction_proxy.config.sections import UpstreamSection
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 

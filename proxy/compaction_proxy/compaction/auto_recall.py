@@ -18,7 +18,7 @@ from compaction_proxy.compaction.message_reader import Reading
 from compaction_proxy.compaction.request_limits import terms_for
 from compaction_proxy.compaction.request_view import gauge_of
 from compaction_proxy.compaction.types import Ask, Fit, Forwarded
-from compaction_proxy.config.recall import RecallSection
+from compaction_proxy.config.sections import RecallSection
 from compaction_proxy.core.digest import message_id
 from compaction_proxy.core.errors import SearchUnavailable
 from compaction_proxy.core.message import Message, latest_user

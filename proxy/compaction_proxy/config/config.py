@@ -9,19 +9,19 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
-from compaction_proxy.config.archive import ArchiveSection
-from compaction_proxy.config.recall import RecallSection
 from compaction_proxy.config.sections import (
+    ArchiveSection,
     CompactionSection,
     ModelSection,
     ObservabilitySection,
+    RecallSection,
     ServerSection,
     SessionSection,
     StoreSection,
     SummarySection,
+    UpstreamSection,
 )
 from compaction_proxy.config.types import STRICT
-from compaction_proxy.config.upstream import UpstreamSection
 from compaction_proxy.core.cost.price import Price
 
 Section = TypeVar("Section", bound=BaseModel)

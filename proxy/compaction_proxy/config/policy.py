@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from compaction_proxy.config.config import ModelSettings
-from compaction_proxy.config.row_fields import FIELDS, changed
+from compaction_proxy.config.strategies import FIELDS, changed
 from compaction_proxy.core.strategies import ANCHORED, STRATEGIES, Policy
 from compaction_proxy.core.trigger import Row
 

@@ -7,13 +7,20 @@ The names are a contract with users. A key of a later version is here already, a
 from difflib import get_close_matches
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, SecretStr, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+)
 
-from compaction_proxy.config.prices import PricesSection
-from compaction_proxy.config.recall import RecallSection
 from compaction_proxy.config.strategies import StrategiesSection
 from compaction_proxy.config.types import (
     STRICT,
+    AutoOrFalse,
     BasePath,
     Duration,
     HeaderName,
@@ -28,10 +35,190 @@ from compaction_proxy.config.types import (
     SecondsOrNever,
     StoreUrl,
     Tenant,
+    no_boolean,
+    origin,
     seconds,
 )
+from compaction_proxy.core.cost.price import Price, Tier
 from compaction_proxy.core.strategies import DEFAULT, STRATEGIES, StandInRole
 from compaction_proxy.core.trigger import FIELDS
+
+# The wires by name; the first is the one that `upstream` itself is about.
+RESPONSES, MESSAGES = "responses", "messages"
+WIRES = ("chat", RESPONSES, MESSAGES)
+OPENAI = "https://api.openai.com"
+ANTHROPIC = "https://api.anthropic.com"
+
+
+def _is_openai(url: str) -> bool:
+    return origin(url) == origin(OPENAI)
+
+
+class WireSection(BaseModel):
+    """Where requests of one wire go, if not where all others do."""
+
+    model_config = STRICT
+    base_url: HttpUrl | None = None
+    """Base URL of the provider for this wire; null: `upstream.base_url`."""
+    api_key: Key = SecretStr("")
+    """Key sent there in place of the client's; empty: `upstream.api_key` where the origin is the same."""
+
+
+class WiresSection(BaseModel):
+    """Wires that have a provider of their own. Chat completions go to `upstream.base_url`."""
+
+    model_config = STRICT
+    responses: WireSection = WireSection()
+    """Requests to `…/responses`."""
+    messages: WireSection = WireSection()
+    """Requests to `…/v1/messages`, and all with `anthropic-version`; to Anthropic where OpenAI has no key."""
+
+
+class UpstreamSection(BaseModel):
+    """Where requests go."""
+
+    model_config = STRICT
+    base_url: HttpUrl = "https://api.openai.com/v1"
+    """Base URL of the provider; the client's path is appended, a shared `/v1` is taken once."""
+    api_key: Key = SecretStr("")
+    """Key sent upstream in place of the client's; empty: the client's own passes through."""
+    engine: Literal["native", "aiohttp"] = "native"
+    """HTTP client that carries requests: `native`, our own, or `aiohttp`; for comparing, both do the same."""
+    timeout_s: Seconds = 600
+    """Longest silence of the upstream, in seconds."""
+    stream_usage: Annotated[str, Only("observe")] = "observe"
+    """Whether `usage` on streams is only observed."""
+    lower_max_tokens: AutoOrFalse = "auto"
+    """`auto`: `max_tokens` is lowered where the upstream refuses its sum with the prompt; `false`: never."""
+    responses_compact: Literal["auto", "relay", "answer"] = "auto"
+    """Who compacts if a client asks: `relay` the upstream, `answer` the proxy, `auto` the one that can."""
+    wires: WiresSection = WiresSection()
+    """Providers of single wires."""
+
+    def provider(self, wire: str) -> tuple[str, str]:
+        """Base URL and key for a wire; a key never goes to another origin than the one it is named for."""
+        own = getattr(self.wires, wire, None) or WireSection()
+        key = self.api_key.get_secret_value()
+        base_url = own.base_url or self.base_url
+        named = own.api_key.get_secret_value()
+        if own.base_url is None and wire == MESSAGES and (named or not key) and _is_openai(base_url):
+            base_url = ANTHROPIC  # OpenAI does not speak this wire: what key is shown is not for OpenAI
+        shared = origin(base_url) == origin(self.base_url)
+        return base_url, named or (key if shared else "")
+
+
+Hops = Annotated[int, BeforeValidator(no_boolean), Field(ge=1, le=16)]
+RecalledTokens = Annotated[int, BeforeValidator(no_boolean), Field(ge=50, le=2_000)]
+Share = Annotated[float, BeforeValidator(no_boolean), Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class RecallSection(BaseModel):
+    """How the model gets at what was removed."""
+
+    model_config = STRICT
+    tool: Literal["none", "inject", "always"] = "none"
+    """Offers the model a search of what was removed, once something was (`inject`) or `always`."""
+    max_hops: Hops = 4
+    """How often, 1 to 16, one answer may go on after searches; up to 8 of them are run each time."""
+    auto: Literal["none", "inject"] = "none"
+    """`inject` places what matches the latest user message right before it."""
+    auto_tokens: RecalledTokens = 500
+    """Tokens that what `auto` places may take, 50 to 2,000."""
+    auto_score: Share = 0.25
+    """How well a passage must match for `auto`, 0 to 1; the lower, the more is beside the point."""
+
+
+# A dollar a token. Sums of what is far beyond are no numbers any more, and JSON has no way to write them.
+MAX_DOLLARS = 1_000_000
+Dollars = Annotated[float, BeforeValidator(no_boolean), Field(ge=0, le=MAX_DOLLARS)]
+SOURCE = "configuration"
+
+
+class SurchargeSection(BaseModel):
+    """What requests cost that are larger than a certain size; it holds for all of their tokens."""
+
+    model_config = STRICT
+    above_tokens: Positive
+    """Input tokens above which a request costs more."""
+    input: Dollars
+    """Dollars for a million input tokens; more than without the surcharge."""
+    cached: Dollars | None = None
+    """The same for tokens that the provider had cached; null: as many times more as `input`."""
+    cache_write: Dollars | None = None
+    """The same for tokens that it puts into its cache; null: as many times more as `input`."""
+    output: Dollars | None = None
+    """Dollars for a million output tokens; null: no more than without."""
+
+
+class PricesSection(BaseModel):
+    """What a model costs, in dollars for a million tokens."""
+
+    model_config = STRICT
+    input: Dollars
+    """Dollars for a million input tokens."""
+    cached: Dollars | None = None
+    """The same for tokens that the provider had cached; null: as `input`."""
+    cache_write: Dollars | None = None
+    """The same for tokens that it puts into its cache; null: as `input`."""
+    output: Dollars
+    """Dollars for a million output tokens."""
+    surcharge: SurchargeSection | None = None
+    """`above_tokens`, `input`, `cached`, `cache_write`, `output` of larger requests; null: none."""
+
+    @field_validator("surcharge")
+    @classmethod
+    def _more(cls, surcharge: SurchargeSection | None, info: ValidationInfo) -> SurchargeSection | None:
+        """A surcharge costs more."""
+        without = info.data.get("input")
+        if surcharge is not None and without is not None and surcharge.input <= without:
+            raise ValueError(f"its input costs {surcharge.input:g}, which is not above {without:g}")
+        return surcharge
+
+    def price(self) -> Price:
+        """The prices as the core has them."""
+        return Price(tuple(self._tiers()), SOURCE)
+
+    def _tiers(self) -> list[Tier]:
+        cached, written = (self.input if each is None else each for each in (self.cached, self.cache_write))
+        least = Tier(0, self.input, cached, written, self.output)
+        more = self.surcharge
+        if more is None:
+            return [least]
+        times = more.input / self.input if self.input else 1.0
+        return [
+            least,
+            Tier(
+                above=more.above_tokens,
+                input=more.input,
+                cached=cached * times if more.cached is None else more.cached,
+                cache_write=written * times if more.cache_write is None else more.cache_write,
+                output=self.output if more.output is None else more.output,
+            ),
+        ]
+
+
+_MEGABYTE = 1_000_000
+
+
+class ArchiveSection(BaseModel):
+    """How much of what was removed is kept; beyond that the oldest rounds' goes first."""
+
+    model_config = STRICT
+    conversation_mb: Number = 16
+    """Megabytes of text of one conversation with its branches, before compression; 0: no bound."""
+    tenant_mb: Number = 512
+    """Megabytes of text of all that a tenant has, likewise; looked at once a minute. 0: no bound."""
+
+    @property
+    def conversation_bytes(self) -> int:
+        """`conversation_mb` in bytes."""
+        return self.conversation_mb * _MEGABYTE
+
+    @property
+    def tenant_bytes(self) -> int:
+        """`tenant_mb` in bytes."""
+        return self.tenant_mb * _MEGABYTE
+
 
 SESSION_HEADERS = (
     "x-session-id", "x-litellm-session-id", "helicone-session-id", "x-dynamo-session-id", "x-bf-session-id",

@@ -6,12 +6,117 @@ from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from pathlib import Path
 
-from compaction_proxy.config import strategy_checks
-from compaction_proxy.config.config import Config
-from compaction_proxy.config.sections import ServerSection, SummarySection
+from pydantic import BaseModel
+
+from compaction_proxy.config.config import Config, ModelSettings
+from compaction_proxy.config.keys import dotted
+from compaction_proxy.config.policy import row_for
+from compaction_proxy.config.sections import WIRES, ServerSection, SummarySection
+from compaction_proxy.config.strategies import shown
 from compaction_proxy.config.types import origin, store_place
-from compaction_proxy.config.upstream import WIRES
 from compaction_proxy.config.yaml_file import Place
+from compaction_proxy.core.budget import budget
+from compaction_proxy.core.strategies import STRATEGIES, Policy
+from compaction_proxy.core.trigger import automatic, marks
+
+# Stands for a window that nobody has configured, in tokens: triggers in percent are then out of reach.
+BOUNDLESS_TOKENS = 10**12
+UNREADABLE = "the file cannot be read"
+
+
+def readable(path: str) -> bool:
+    """Whether a file that is named in the configuration can be read."""
+    file = Path(path).expanduser()
+    return file.is_file() and os.access(file, os.R_OK)
+
+
+def is_set(section: BaseModel | None, place: Place) -> bool:
+    """Whether a source has set the key at this place of a section, to something other than null."""
+    for step in place:
+        if section is None or step not in section.model_fields_set:
+            return False
+        section = getattr(section, str(step))
+    return section is not None
+
+
+def place_in(config: Config, glob: str, place: Place) -> Place:
+    """Where what holds for a glob was set: in its entry of `models`, or for all models."""
+    return ("models", glob, *place) if is_set(config.models.get(glob), place) else place
+
+
+def _strategy_place(name: str, key: str) -> Place:
+    return ("compaction", "strategies", name, key)
+
+
+def _prompt_problems(settings: ModelSettings) -> Iterator[tuple[Place, str]]:
+    """Every strategy counts: a request may ask for any."""
+    for name, fields in settings.compaction.strategies:
+        file = getattr(fields, "prompt_file", None)
+        if file is not None and not readable(file):
+            yield _strategy_place(name, "prompt_file"), UNREADABLE
+
+
+def _set_by(settings: ModelSettings, row: Policy, above: Place, keys: tuple[str, ...]) -> Place | None:
+    """The key that has changed a field: one for all strategies, or the first of the strategy's own."""
+    if is_set(settings.compaction, above[1:]):
+        return above
+    fields = getattr(settings.compaction.strategies, row.name)
+    own = (key for key in keys if key in type(fields).model_fields)
+    changed = (key for key in own if getattr(fields, key) != shown(STRATEGIES[row.name], key))
+    return next((_strategy_place(row.name, key) for key in changed), None)
+
+
+def _size_problems(settings: ModelSettings) -> Iterator[tuple[Place, str]]:
+    """Sizes that leave a round nothing to win: a target at the trigger, a tail at the target."""
+    row = row_for(settings)
+    if not automatic(row.trigger):
+        return
+    spending = budget(settings.window or BOUNDLESS_TOKENS, row.reserves, None)
+    trigger = marks(row.trigger, spending, row.soft_share, row.hard_percent).trigger
+    aimed = _set_by(settings, row, ("compaction", "target_tokens"), ("target_tokens",))
+    wanted = row.target.tokens if row.target else None
+    if aimed and wanted is not None and wanted >= trigger:
+        yield aimed, f"{wanted:,} tokens are not below the trigger of {trigger:,}: a round would win nothing"
+        return
+    kept = _set_by(settings, row, ("compaction", "keep", "tail_tokens"), ("tail_tokens", "tail_percent"))
+    most, tail = row.target.of(trigger) if row.target else trigger, row.keep.tail
+    if kept and tail and tail.of(trigger) >= most:
+        what = "target" if row.target else "trigger"
+        yield kept, f"what stays is not below the {what}: a round would win nothing"
+
+
+def find_strategy_problems(config: Config) -> Iterator[tuple[Place, str]]:
+    """Each place whose value does not fit the others, and why."""
+    for each in config.by_glob:
+        for place, what in (*_prompt_problems(each.settings), *_size_problems(each.settings)):
+            yield place_in(config, each.glob, place), what
+
+
+def find_strategy_warnings(config: Config) -> Iterator[str]:
+    """What works but is probably not meant; one line each."""
+    for each in config.by_glob:
+        row = row_for(each.settings)
+        if row.summary and row.stand_in_role == "system":
+            yield _system_role(config, each.glob, each.settings, row)
+        for name in STRATEGIES:
+            asked, allowed = (_strategy_place(name, f"summary_{which}tokens") for which in ("", "max_"))
+            fields = getattr(each.settings.compaction.strategies, name)
+            if {asked[-1], allowed[-1]} <= fields.model_fields_set and (
+                fields.summary_max_tokens < fields.summary_tokens
+            ):
+                where = dotted(place_in(config, each.glob, allowed))
+                yield f"{where}: less than summary_tokens, so no more than this is asked for"
+
+
+def _system_role(config: Config, glob: str, settings: ModelSettings, row: Policy) -> str:
+    role = ("compaction", "stand_in_role")
+    chosen = is_set(settings.compaction, role[1:])
+    where = dotted(place_in(config, glob, role if chosen else ("compaction", "strategy")))
+    return (
+        f"{where}: {row.name} gives its summaries the system role, so that what tools said may pass for an "
+        "instruction; compaction.stand_in_role: user prevents that"
+    )
+
 
 WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - recognised, not bound
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -58,8 +163,8 @@ def _is_ours(config: Config, url: str) -> bool:
 
 def _summary_problems(config: Config, summary: SummarySection) -> Iterator[tuple[str, str]]:
     """Each key of one effective summary section that does not fit, and why."""
-    if summary.prompt_file is not None and not strategy_checks.readable(summary.prompt_file):
-        yield "prompt_file", strategy_checks.UNREADABLE
+    if summary.prompt_file is not None and not readable(summary.prompt_file):
+        yield "prompt_file", UNREADABLE
     if summary.base_url is None:
         return
     if _is_ours(config, summary.base_url):
@@ -84,8 +189,8 @@ def _server_problems(server: ServerSection) -> Iterator[tuple[Place, str]]:
     for name, file in files.items():
         if file is None and any(files.values()):
             yield ("server", name), "certificate and key are needed together"
-        elif file is not None and not strategy_checks.readable(file):
-            yield ("server", name), strategy_checks.UNREADABLE
+        elif file is not None and not readable(file):
+            yield ("server", name), UNREADABLE
 
 
 def _empty_key_problems(server: ServerSection) -> Iterator[tuple[Place, str]]:
@@ -119,8 +224,8 @@ def problems(config: Config) -> Iterator[tuple[Place, str]]:
     yield from _upstream_problems(config)
     for row in config.by_glob:
         for name, what in _summary_problems(config, row.settings.summary):
-            yield strategy_checks.place_in(config, row.glob, ("summary", name)), what
-    yield from strategy_checks.problems(config)
+            yield place_in(config, row.glob, ("summary", name)), what
+    yield from find_strategy_problems(config)
 
 
 def warnings(config: Config) -> Iterator[str]:
@@ -134,7 +239,7 @@ def warnings(config: Config) -> Iterator[str]:
         yield "session.tenant: none lets all clients share their conversations' summaries"
     if config.store.url == MEMORY:
         yield "store.url: memory:// keeps nothing beyond the process; name a file or a server to keep more"
-    yield from dict.fromkeys(strategy_checks.warnings(config))
+    yield from dict.fromkeys(find_strategy_warnings(config))
     globs = list(config.models)
     for index, glob in enumerate(globs):
         earlier = next((other for other in globs[:index] if fnmatchcase(glob, other)), None)

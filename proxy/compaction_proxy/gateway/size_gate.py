@@ -10,7 +10,7 @@ from compaction_proxy.compaction.compacted_conversations import CompactedConvers
 from compaction_proxy.compaction.directives import Wishing
 from compaction_proxy.compaction.policies import policy_for
 from compaction_proxy.config.config import Config, for_model
-from compaction_proxy.config.upstream import WIRES
+from compaction_proxy.config.sections import WIRES
 from compaction_proxy.core.budget import budget
 from compaction_proxy.core.trigger import Aims, Row, aimed, mark, marks
 from compaction_proxy.gateway.identity import origin

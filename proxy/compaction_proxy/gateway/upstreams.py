@@ -6,7 +6,7 @@ from types import MappingProxyType
 from starlette.types import Scope
 
 from compaction_proxy.config.config import Config
-from compaction_proxy.config.upstream import WIRES
+from compaction_proxy.config.sections import WIRES
 from compaction_proxy.core.errors import Shown, openai_error
 from compaction_proxy.gateway.client.types import HttpEngine
 from compaction_proxy.gateway.headers import first_values

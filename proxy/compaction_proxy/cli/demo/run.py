@@ -19,8 +19,13 @@ from compaction_proxy.cli.demo.script import Script, load
 from compaction_proxy.cli.demo.seen import Seen
 from compaction_proxy.cli.demo.table import HEAD, Check, Row, note
 from compaction_proxy.config import Config
-from compaction_proxy.config.sections import ModelSection, ServerSection, StoreSection, SummarySection
-from compaction_proxy.config.upstream import UpstreamSection
+from compaction_proxy.config.sections import (
+    ModelSection,
+    ServerSection,
+    StoreSection,
+    SummarySection,
+    UpstreamSection,
+)
 from compaction_proxy.gateway.server import served
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from compaction_proxy.replay.prompt_size import text_of
