@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from compaction_proxy.core.digest import message_digest
 from compaction_proxy.core.errors import Unreadable
 from compaction_proxy.core.message import Call, Message, Part
-from compaction_proxy.wires.chat.messages import compose, message, shortened
-from compaction_proxy.wires.chat.parts import UNKNOWN_PART_TOKENS, part_tokens
+from compaction_proxy.wires.chat.messages import UNKNOWN_PART_TOKENS, compose, message, part_tokens, shortened
 from compaction_proxy.wires.json.shorten import LONG_ARGUMENT
 
 # The machine may be busy.

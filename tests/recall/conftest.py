@@ -27,7 +27,7 @@ from compaction_proxy.config.config import Config
 from compaction_proxy.core.search_tool import TOOL_NAME
 from compaction_proxy.gateway.server import served
 from compaction_proxy.providers.character_counter import CharacterCounter
-from compaction_proxy.wires.chat.tools import TOOL_JSON
+from compaction_proxy.wires.chat.continuation import TOOL_JSON
 from compaction_proxy.wires.registry import WIRES as DIALECTS
 
 EVENTS = ("content-type", "text/event-stream; charset=utf-8")

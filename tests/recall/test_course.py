@@ -19,8 +19,8 @@ from compaction_proxy.gateway.recall_relay import relay_one
 from compaction_proxy.gateway.request_state import Passage
 from compaction_proxy.gateway.upstream import Answer
 from compaction_proxy.recall.tool import Asker
+from compaction_proxy.wires.chat.continuation import TOOL_JSON
 from compaction_proxy.wires.chat.intercept_calls import Call
-from compaction_proxy.wires.chat.tools import TOOL_JSON
 from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.wire import Usage
 

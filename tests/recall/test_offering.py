@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compaction_proxy.core.errors import Unreadable
-from compaction_proxy.wires.chat import tools as chat_tools
-from compaction_proxy.wires.chat.tools import gone_on, is_begun, offering, with_tool, without_choice
+from compaction_proxy.wires.chat import continuation as chat_tools
+from compaction_proxy.wires.chat.continuation import gone_on, is_begun, offering, with_tool, without_choice
 from compaction_proxy.wires.messages import search_tool as messages_tool
 
 NAME = "memory_search"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from compaction_proxy.gateway.identity import Hint, valid
-from compaction_proxy.wires.outline import Outline, held, outline
+from compaction_proxy.wires.prescan import Outline, held, outline
 
 # Members of `metadata` that name a conversation, the first that is valid decides.
 _NAMES: Final = ("session_id", "conversation_id", "thread_id", "chat_id")

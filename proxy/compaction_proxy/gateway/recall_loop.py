@@ -22,7 +22,7 @@ from compaction_proxy.recall.offer import offered
 from compaction_proxy.recall.tool import Asker, Memory
 from compaction_proxy.support.fail_open import contained
 from compaction_proxy.support.log_events import RECALL_FAILED
-from compaction_proxy.wires.chat.tools import is_begun, with_tool
+from compaction_proxy.wires.chat.continuation import is_begun, with_tool
 from compaction_proxy.wires.context_errors import detect
 from compaction_proxy.wires.incremental_reader import LITTLE_BYTES
 from compaction_proxy.wires.wire import Dialect, SearchCall, SearchTool

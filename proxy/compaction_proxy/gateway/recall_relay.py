@@ -24,7 +24,7 @@ from compaction_proxy.gateway.recall_loop import Course, beside
 from compaction_proxy.gateway.upstream import PEEK_BYTES, Answer, relay_back, send_error
 from compaction_proxy.support.fail_open import contained
 from compaction_proxy.support.log_events import TAP_FAILED
-from compaction_proxy.wires.chat.tools import dumped
+from compaction_proxy.wires.chat.continuation import dumped
 from compaction_proxy.wires.decompress import IDENTITY, Inflater
 from compaction_proxy.wires.wire import AnswerJoiner, StreamJoiner
 

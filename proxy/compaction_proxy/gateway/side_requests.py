@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Final
 
 from compaction_proxy.core.title_request import is_client_prompt, is_title_prompt, is_title_request
-from compaction_proxy.wires.outline import held, outline, read_texts
+from compaction_proxy.wires.prescan import held, outline, read_texts
 
 # What Claude Code says of a request: `main`, `subagent`, `workflow`, `compaction` or `auxiliary`.
 CLASS: Final = b"x-claude-code-request-class"

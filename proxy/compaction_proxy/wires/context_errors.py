@@ -14,9 +14,101 @@ from typing import Final, Literal
 
 import msgspec
 
-from compaction_proxy.wires import wordings
 from compaction_proxy.wires.decompress import IDENTITY, Inflater
 from compaction_proxy.wires.sse import Events, data_of
+
+_MAX_DIGITS: Final = 9
+_NUMBER: Final = rf"(?<!\d)(?P<%s>\d{{1,3}}(?:[,._' ]\d{{3}}){{1,2}}|\d{{1,{_MAX_DIGITS}}})(?!\d)"
+
+
+def _rule(wording: str) -> re.Pattern[str]:
+    """A wording with `{limit}`, `{used}` and `{output}` for numbers, in lower case and single spaces.
+
+    Gaps are bounded and nothing that repeats without bound is repeated, so that matching stays linear.
+    """
+    return re.compile(re.sub(r"\{([a-z]+)\}", lambda name: _NUMBER % name[1], wording))
+
+
+CODES: Final = re.compile(
+    r"\b(?:context_length_exceeded|context_window_exceeded|model_context_window_exceeded"
+    r"|exceed_context_size_error|context_exceeded|prompt_too_long|input_too_long)\b"
+)
+EXCLUDED: Final = re.compile(
+    r"rate.?limit|too many requests|quota|overloaded|throttl|please wait before|too many tools"
+    r"|string too long\. expected a string with maximum length"
+)
+PER_MINUTE: Final = re.compile(r"tokens per min|\(tpm\)")
+QUOTA: Final = (
+    _rule(r"request too large.{0,300}?limit:? {limit}.{0,40}?requested:? {used}"),
+    re.compile(r"request too large"),
+)
+BYTES: Final = re.compile(
+    r"request[ _](?:entity[ _])?too[ _]large|payload ?too ?large|content too large|body too large"
+    r"|request exceeds the maximum size|request_too_large"
+)
+
+SUM: Final = _rule(r"context length (?:is|of) {limit} tokens.{0,120}?requested.{0,60}?(?:\(|tokens: )")
+SUM_ENDS: Final = re.compile(r"\)|\. ")
+SHARE: Final = _rule(r"{count} (?:tokens )?(?:in|of|for|from) (?:the |your )?(?P<what>[a-z]{1,12})")
+OUTPUT_SHARES: Final = frozenset({"completion", "output"})
+
+_WINDOW: Final = r"maximum context length (?:is|of) {limit}(?: tokens)?"
+RULES: Final = (
+    # vLLM
+    _rule(_WINDOW + r"\. however, your request has {used} input tokens plus {output} 'max_tokens'"),
+    _rule(r"is too large: {output}\. this model's " + _WINDOW + r" and your request has {used} input tokens"),
+    _rule(_WINDOW + r"\. however, you requested {output} output tokens and your prompt contains at least \d"),
+    _rule(
+        _WINDOW
+        + r"\. however, you requested {output} output tokens and your prompt contains {used} input tokens"
+    ),
+    _rule(r"prompt \(length {used}\) is longer than the maximum model length of {limit}"),
+    _rule(r"max_tokens must be at least 1, got -\d"),
+    # OpenAI, Azure, and whoever took over their wording
+    _rule(_WINDOW + r".{0,80}?(?:resulted in|your request has|contains) (?:about )?{used} (?:input )?tokens"),
+    _rule(_WINDOW + r".{0,80}?requested (?:about )?{used} tokens in the messages"),
+    _rule(r"input tokens exceed the configured limit of {limit} tokens.{0,80}?resulted in {used} tokens"),
+    _rule(_WINDOW),
+    # Anthropic, Fireworks
+    _rule(r"prompt is too long:? {used} tokens > {limit} maximum"),
+    _rule(r"input length and max_tokens exceed context limit: {used} \+ {output} > {limit}"),
+    _rule(r"prompt is too long: {used}, model maximum context length:? {limit}"),
+    # Gemini, Mistral, xAI, Copilot, Cerebras, Kimi, Poolside, Together
+    _rule(r"input token count \(?{used}\)? exceeds the maximum number of tokens allowed \(?{limit}"),
+    _rule(r"input token count exceeds the maximum number of tokens allowed \(?{limit}"),
+    _rule(r"prompt contains {used} tokens.{0,80}?too large for model with {limit} maximum context length"),
+    _rule(r"maximum prompt length is {limit} but the request contains {used}"),
+    _rule(r"prompt token count of {used} exceeds the limit of {limit}"),
+    _rule(r"current length is {used} while limit is {limit}"),
+    # Its number counts the output asked for, too.
+    _rule(r"exceeded model token limit: {limit}"),
+    _rule(r"input length {used} exceeds the maximum allowed input length of {limit}"),
+    _rule(r"input \({used} tokens\) is longer than the model'?s context length \({limit} tokens"),
+    # llama.cpp (the second is its fields), llama-cpp-python, LM Studio, TGI
+    _rule(r"request \({used} tokens\) exceeds the available context size \({limit} tokens"),
+    _rule(r"n_prompt_tokens {used} n_ctx {limit}"),
+    _rule(r"requested tokens \({used}\) exceed context window of {limit}"),
+    _rule(r"greater than the context length \(n_keep: {used} ?>= n_ctx: {limit}"),
+    _rule(
+        r"trying to keep the first {used} tokens when context the overflows"
+        r".{0,200}?context length of only {limit}"
+    ),
+    _rule(
+        r"inputs tokens \+ max_new_tokens must be <= {limit}\."
+        r" given: {used} inputs tokens and {output} max_new_tokens"
+    ),
+    _rule(r"inputs must have less than {limit} tokens\. given: {used}"),
+    # Without numbers
+    _rule(
+        r"exceeds? the (?:model(?:'?s)? )?context window|context window exceeds limit"
+        r"|exceeds? the available context size|prompt is too long|prompt too long; exceeded"
+        r"|input is too long for requested model|reduce the length of the messages"
+        r"|total length of all messages is too long|exceeds the model'?s maximum context length"
+        r"|tokens to keep from the initial prompt is greater than the context length"
+    ),
+)
+# Ollama cuts from the front in silence; a template that then misses the user's message fails like this.
+CUT_AWAY: Final = _rule("no user query found in messages")
 
 Kind = Literal["context", "context_output", "tpm", "bytes"]
 
@@ -124,14 +216,14 @@ def _measured(numbers: Mapping[str, str | None]) -> Overflow:
 
 def _shared(text: str) -> Overflow | None:
     """An error that splits a sum, such as `(658 of text input, 732 of tool input, 4096 in the output)`."""
-    found = wordings.SUM.search(text)
+    found = SUM.search(text)
     if found is None:
         return None
     used = output = 0
-    shares = wordings.SUM_ENDS.split(text[found.end() : found.end() + _SUM_CHARACTERS], 1)[0]
-    for share in wordings.SHARE.finditer(shares):
+    shares = SUM_ENDS.split(text[found.end() : found.end() + _SUM_CHARACTERS], 1)[0]
+    for share in SHARE.finditer(shares):
         count = _number(share["count"]) or 0
-        if share["what"] in wordings.OUTPUT_SHARES:
+        if share["what"] in OUTPUT_SHARES:
             output += count
         else:
             used += count
@@ -142,12 +234,12 @@ def _context(text: str) -> Overflow | None:
     shared = _shared(text)
     if shared is not None:
         return shared
-    found = next(filter(None, (rule.search(text) for rule in wordings.RULES)), None)
+    found = next(filter(None, (rule.search(text) for rule in RULES)), None)
     return _measured(found.groupdict()) if found else None
 
 
 def _quota(text: str) -> Overflow | None:
-    found = next(filter(None, (rule.search(text) for rule in wordings.QUOTA)), None)
+    found = next(filter(None, (rule.search(text) for rule in QUOTA)), None)
     if found is None:
         return None
     numbers = found.groupdict()
@@ -159,20 +251,20 @@ def _judged(status: int, words: Iterator[str]) -> Overflow | None:
     text = _normal(words)
     if status in _TEXT_STATUSES:
         return _worded(status, text)
-    if wordings.PER_MINUTE.search(text):
+    if PER_MINUTE.search(text):
         return _quota(text)
-    if wordings.CODES.search(text):
+    if CODES.search(text):
         return _context(text) or Overflow("context")
     return None if status == _QUOTA_STATUS else _worded(status, text)
 
 
 def _worded(status: int, text: str) -> Overflow | None:
-    if wordings.EXCLUDED.search(text):
+    if EXCLUDED.search(text):
         return None
     found = _context(text)
-    if found is None and status == _CUT_AWAY_STATUS and wordings.CUT_AWAY.search(text):
+    if found is None and status == _CUT_AWAY_STATUS and CUT_AWAY.search(text):
         return Overflow("context", is_sized=False)
-    return Overflow("bytes") if found is None and wordings.BYTES.search(text) else found
+    return Overflow("bytes") if found is None and BYTES.search(text) else found
 
 
 def _speaks(choice: object) -> bool:

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from compaction_proxy.core.errors import Unreadable
-from compaction_proxy.wires.chat.continuation import Said, added, break_between
+from compaction_proxy.wires.chat.continuation import Said, added, break_between, dumped
 from compaction_proxy.wires.chat.intercept_calls import CUT_OFF, STOP, TOOL_CALLS, Call, Calls, JsonObject
 from compaction_proxy.wires.chat.intercept_stream import ENVELOPE
-from compaction_proxy.wires.chat.tools import dumped
 from compaction_proxy.wires.json import large
 
 _CALLING: Final = b'"tool_calls"'

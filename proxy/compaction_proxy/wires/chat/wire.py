@@ -6,13 +6,11 @@ from compaction_proxy.core.digest import VERSION
 from compaction_proxy.core.errors import Unreadable, openai_error
 from compaction_proxy.core.message import Message
 from compaction_proxy.wires.body import are_objects
-from compaction_proxy.wires.chat.continuation import answered
+from compaction_proxy.wires.chat.continuation import TOOL_JSON, answered, gone_on, offering, without_choice
 from compaction_proxy.wires.chat.intercept_response import HiddenAnswer
 from compaction_proxy.wires.chat.intercept_stream import HiddenStream
-from compaction_proxy.wires.chat.messages import compose, message, shortened, with_parts
-from compaction_proxy.wires.chat.parts import part_tokens, weighed
+from compaction_proxy.wires.chat.messages import compose, message, part_tokens, shortened, weighed, with_parts
 from compaction_proxy.wires.chat.summary_call import allowance_tokens, answer, own_members, request_body
-from compaction_proxy.wires.chat.tools import TOOL_JSON, gone_on, offering, without_choice
 from compaction_proxy.wires.chat.usage import usage_tap
 from compaction_proxy.wires.json.slices import elements
 from compaction_proxy.wires.project_instructions import join_sources

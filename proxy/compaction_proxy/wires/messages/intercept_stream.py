@@ -11,10 +11,9 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from compaction_proxy.wires.chat.continuation import added
+from compaction_proxy.wires.chat.continuation import added, dumped
 from compaction_proxy.wires.chat.intercept_calls import JsonObject
-from compaction_proxy.wires.chat.kept import Kept
-from compaction_proxy.wires.chat.tools import dumped
+from compaction_proxy.wires.chat.intercept_stream import Kept
 from compaction_proxy.wires.json.slices import DECODER
 from compaction_proxy.wires.messages.blocks import CALL
 from compaction_proxy.wires.messages.search_tool import (

@@ -14,7 +14,7 @@ from compaction_proxy.core.model_names import bare_name, is_new_claude
 from compaction_proxy.core.summary.call import Conversation, SummaryAnswer, SummaryCall
 from compaction_proxy.wires.json.slices import elements, members
 from compaction_proxy.wires.messages.alternation import joined
-from compaction_proxy.wires.messages.pieces import pieces
+from compaction_proxy.wires.messages.blocks import pieces
 from compaction_proxy.wires.messages.thinking import suited
 from compaction_proxy.wires.messages.usage import usage_tap
 from compaction_proxy.wires.usage import mapping, parsed

@@ -8,15 +8,13 @@ from typing import Final
 from compaction_proxy.core.digest import VERSION
 from compaction_proxy.core.errors import Shown, Unreadable
 from compaction_proxy.wires.body import are_objects, read, small, spliced
-from compaction_proxy.wires.chat.tools import gone_on
+from compaction_proxy.wires.chat.continuation import gone_on
 from compaction_proxy.wires.json.slices import elements
 from compaction_proxy.wires.messages.alternation import joined
-from compaction_proxy.wires.messages.blocks import kind_of
+from compaction_proxy.wires.messages.blocks import PROVIDER_COMPACTS, kind_of, pieces
 from compaction_proxy.wires.messages.intercept_response import BlockAnswer
 from compaction_proxy.wires.messages.intercept_stream import BlockStream
-from compaction_proxy.wires.messages.messages import compose, message, with_parts
-from compaction_proxy.wires.messages.parts import part_tokens, weighed
-from compaction_proxy.wires.messages.pieces import PROVIDER_COMPACTS, pieces
+from compaction_proxy.wires.messages.messages import compose, message, part_tokens, weighed, with_parts
 from compaction_proxy.wires.messages.search_tool import (
     TOOL_JSON,
     binds_tools,

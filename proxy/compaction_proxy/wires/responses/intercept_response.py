@@ -3,9 +3,8 @@
 from typing import Any, Final
 
 from compaction_proxy.core.errors import Unreadable
-from compaction_proxy.wires.chat.continuation import added
+from compaction_proxy.wires.chat.continuation import added, dumped
 from compaction_proxy.wires.chat.intercept_calls import JsonObject
-from compaction_proxy.wires.chat.tools import dumped
 from compaction_proxy.wires.json import large
 from compaction_proxy.wires.messages.search_tool import SearchUse
 from compaction_proxy.wires.responses.search_tool import asks_client, build_message, is_call, read_arguments

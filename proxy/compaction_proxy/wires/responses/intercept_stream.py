@@ -9,10 +9,9 @@ next answer follow as if they were of the same one, whose end lists them all.
 import re
 from typing import Final
 
-from compaction_proxy.wires.chat.continuation import added
+from compaction_proxy.wires.chat.continuation import added, dumped
 from compaction_proxy.wires.chat.intercept_calls import JsonObject
-from compaction_proxy.wires.chat.kept import Kept
-from compaction_proxy.wires.chat.tools import dumped
+from compaction_proxy.wires.chat.intercept_stream import Kept
 from compaction_proxy.wires.json.slices import DECODER
 from compaction_proxy.wires.messages.search_tool import SearchUse
 from compaction_proxy.wires.responses.intercept_response import ENVELOPE

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from compaction_proxy.core.errors import Unreadable
 from compaction_proxy.core.search_tool import TOOL_DESCRIPTION, TOOL_NAME, TOOL_PARAMETERS
+from compaction_proxy.wires.chat.continuation import dumped
 from compaction_proxy.wires.chat.intercept_calls import JsonObject, is_object
-from compaction_proxy.wires.chat.tools import dumped
 from compaction_proxy.wires.json.slices import elements, members, read_member
 from compaction_proxy.wires.usage import mapping, parsed
 from compaction_proxy.wires.wire import Offering

@@ -5,8 +5,8 @@ from typing import Final
 import msgspec
 
 from compaction_proxy.core.errors import openai_error
+from compaction_proxy.wires.chat.continuation import without_choice
 from compaction_proxy.wires.chat.summary_call import allowance_tokens
-from compaction_proxy.wires.chat.tools import without_choice
 from compaction_proxy.wires.responses.intercept_response import ItemAnswer
 from compaction_proxy.wires.responses.intercept_stream import ItemStream
 from compaction_proxy.wires.responses.items import left, listed, pieces, unended, unsettles
