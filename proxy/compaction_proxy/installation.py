@@ -14,7 +14,6 @@ from compaction_proxy.core.errors import ConfigError, StoreUnavailable
 from compaction_proxy.gateway.body_budget import default_budget
 from compaction_proxy.recall.fulltext import MISSING, SqliteFullText, is_there
 from compaction_proxy.recall.fulltext_types import FullText
-from compaction_proxy.storage.deadline import within
 from compaction_proxy.storage.factory import (
     NO_SECRET,
     installation_secret,
@@ -22,6 +21,7 @@ from compaction_proxy.storage.factory import (
     open_store,
     shared_secret,
 )
+from compaction_proxy.storage.resilient import within
 from compaction_proxy.storage.store import Store
 from compaction_proxy.support.log_events import SEARCH_UNAVAILABLE, STORE_FAILED, TRACING_NOT_INSTALLED
 from compaction_proxy.support.memory_limit import read_memory_limits

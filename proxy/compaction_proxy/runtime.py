@@ -53,8 +53,8 @@ from compaction_proxy.recall.search import Recall
 from compaction_proxy.recall.tool import Memory
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import Records
+from compaction_proxy.storage.resilient import Throttled
 from compaction_proxy.storage.store import Store
-from compaction_proxy.storage.throttle import Throttled
 from compaction_proxy.storage.timed import Timed
 from compaction_proxy.support.fail_open import contained
 from compaction_proxy.support.log_events import JOURNAL_NOT_WRITTEN, TOKENIZER_FAILED, TOKENIZER_READY

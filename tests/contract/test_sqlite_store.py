@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from compaction_proxy.core.errors import StoreUnavailable
-from compaction_proxy.storage.sqlite.rows import LEASE_LIMIT_S
 from compaction_proxy.storage.sqlite.schema import APPLICATION_ID, MIGRATIONS, migrate, open_file
-from compaction_proxy.storage.sqlite.store import SqliteStore
+from compaction_proxy.storage.sqlite.store import LEASE_LIMIT_S, SqliteStore
 from compaction_proxy.storage.store import Entry, Record
 
 DAY_S = 86400.0

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from compaction_proxy.storage.deadline import within
+from compaction_proxy.storage.resilient import within
 
 STEPS = 10
 

@@ -1,7 +1,7 @@
 """A store that fails for hours is told of once a minute, and nothing that was left out is lost count of."""
 
 from compaction_proxy.core.errors import StoreUnavailable
-from compaction_proxy.storage.throttle import AGAIN_AFTER_S, Throttle, Throttled
+from compaction_proxy.storage.resilient import AGAIN_AFTER_S, Throttle, Throttled
 
 
 def test_the_first_of_each_reason_is_told_at_once_and_the_rest_once_a_minute_with_their_number() -> None:

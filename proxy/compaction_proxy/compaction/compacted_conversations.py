@@ -19,9 +19,9 @@ import structlog
 
 from compaction_proxy.core.errors import StoreUnavailable
 from compaction_proxy.core.event import number
-from compaction_proxy.storage.deadline import within
 from compaction_proxy.storage.keys import compacted_changes_key, compacted_key, compacted_tenants_key
 from compaction_proxy.storage.records import Fields, Line, Records
+from compaction_proxy.storage.resilient import within
 from compaction_proxy.support.fail_open import contained
 from compaction_proxy.support.log_events import COMPACTED_NOT_HEARD
 

@@ -12,7 +12,7 @@ import structlog
 from compaction_proxy.core import upstream_failure as causes
 from compaction_proxy.core.exchange import FAILED_FROM
 from compaction_proxy.core.upstream_failure import is_failure_status, is_server_error, name_status
-from compaction_proxy.storage.throttle import Throttle
+from compaction_proxy.storage.resilient import Throttle
 from compaction_proxy.support.log_events import UPSTREAM_FAILED, UPSTREAM_RECOVERED
 
 # Pairs of a target and a cause that are remembered in order to log each once a minute.

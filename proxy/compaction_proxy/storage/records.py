@@ -9,20 +9,84 @@ time at start-up; what takes even longer, or nobody calls, goes on in the store 
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from compaction_proxy.core.errors import StoreUnavailable
 from compaction_proxy.storage import envelope
 from compaction_proxy.storage.background import Behind
-from compaction_proxy.storage.deadline import within
 from compaction_proxy.storage.deletions import Outdated
-from compaction_proxy.storage.items import Fields, Item, Line, packed, sealed, size_of
 from compaction_proxy.storage.keys import hash_tag
-from compaction_proxy.storage.resilient import DEADLINE_S, PROBE_EVERY_S, RESTING, Reach
-from compaction_proxy.storage.store import Lease, Record, Store
+from compaction_proxy.storage.resilient import DEADLINE_S, PROBE_EVERY_S, RESTING, Reach, within
+from compaction_proxy.storage.store import Entry, Lease, Record, Store
 from compaction_proxy.support.cache import Cache
+
+Fields = Mapping[str, Any]
+"""What a record says: JSON values under names. Records that come back are shared; do not change them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A record to be saved beside another.
+
+    Attributes:
+        key: From `storage.keys`.
+        fields: What it says.
+        ttl_s: Seconds until it is forgotten.
+    """
+
+    key: str
+    fields: Fields
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line to be added to a list.
+
+    Attributes:
+        key: From `storage.keys`.
+        fields: What it says.
+        ttl_s: Seconds until the list is forgotten, counted from its newest line.
+        keep: Number of newest lines that stay.
+    """
+
+    key: str
+    fields: Fields
+    ttl_s: float
+    keep: int
+
+
+def packed(fields: Fields) -> bytes:
+    """The fields in an envelope.
+
+    Raises:
+        StoreUnavailable: They are too large, or no JSON values.
+    """
+    try:
+        return envelope.pack(fields)
+    except ValueError as error:
+        raise StoreUnavailable("record-unfit", str(error)) from error
+
+
+def sealed(item: Item | Line) -> Record | Entry:
+    """As a store takes it.
+
+    Raises:
+        StoreUnavailable: As with `packed`.
+    """
+    value = packed(item.fields)
+    if isinstance(item, Line):
+        return Entry(item.key, value, item.ttl_s, item.keep)
+    return Record(item.key, value, item.ttl_s)
+
+
+def size_of(value: bytes) -> int:
+    """Bytes of the JSON in an envelope: what holding it in memory is about."""
+    return len(envelope.content(value) or b"")
+
 
 __all__ = ["Fields", "Item", "Line", "Records"]
 
