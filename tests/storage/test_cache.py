@@ -1,4 +1,4 @@
-from compaction_proxy.support.cache import ENTRY_BYTES, Cache
+from compaction_proxy.support.lru import ENTRY_BYTES, Cache
 
 # For three records of ten bytes under keys of one.
 ROOM = 3 * (2 * 10 + 1 + ENTRY_BYTES)

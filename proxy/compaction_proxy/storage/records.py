@@ -21,7 +21,7 @@ from compaction_proxy.storage.deletions import Outdated
 from compaction_proxy.storage.keys import hash_tag
 from compaction_proxy.storage.resilient import DEADLINE_S, PROBE_EVERY_S, RESTING, Reach, within
 from compaction_proxy.storage.store import Entry, Lease, Record, Store
-from compaction_proxy.support.cache import Cache
+from compaction_proxy.support.lru import Cache
 
 Fields = Mapping[str, Any]
 """What a record says: JSON values under names. Records that come back are shared; do not change them."""
