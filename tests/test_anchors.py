@@ -7,8 +7,7 @@ import pytest
 
 from compaction_proxy.core.errors import StoreUnavailable
 from compaction_proxy.providers import usage_baseline as module
-from compaction_proxy.providers.anchor import Anchor
-from compaction_proxy.providers.usage_baseline import ANCHORS_PER_ROOT, KEPT_S, LOOK_EVERY_S, Anchors
+from compaction_proxy.providers.usage_baseline import ANCHORS_PER_ROOT, KEPT_S, LOOK_EVERY_S, Anchor, Anchors
 from compaction_proxy.storage.keys import anchors_key
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import Records

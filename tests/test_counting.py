@@ -9,10 +9,13 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from compaction_proxy.providers import token_counting
-from compaction_proxy.providers.character_counter import CharacterCounter
-from compaction_proxy.providers.sampling import SLICE_CHARACTERS
-from compaction_proxy.providers.token_counting import AT_ONCE_CHARACTERS, LITTLE_CHARACTERS, Counting
-from compaction_proxy.providers.tokenizers import TiktokenCounter
+from compaction_proxy.providers.token_counting import (
+    AT_ONCE_CHARACTERS,
+    LITTLE_CHARACTERS,
+    SLICE_CHARACTERS,
+    Counting,
+)
+from compaction_proxy.providers.tokenizers import CharacterCounter, TiktokenCounter
 from compaction_proxy.providers.types import TokenCounter
 
 TEXT = "The proxy counts 1,234 tokens; 压缩代理 stays responsive.\n" * 20

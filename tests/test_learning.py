@@ -8,13 +8,16 @@ import pytest
 from compaction_proxy.core.errors import StoreUnavailable
 from compaction_proxy.providers import model_limits as module
 from compaction_proxy.providers.calibration import Calibration
-from compaction_proxy.providers.learned import Learned, from_fields, merged, to_fields
 from compaction_proxy.providers.model_limits import (
     BELIEVED_S,
     INFERRED_S,
     KEPT_EVERY_S,
     LOOK_EVERY_S,
+    Learned,
     Learning,
+    from_fields,
+    merged,
+    to_fields,
 )
 from compaction_proxy.providers.silent_truncation import Answered
 from compaction_proxy.storage.background import AT_ONCE

@@ -38,13 +38,12 @@ from compaction_proxy.gateway.client.types import HttpEngine
 from compaction_proxy.gateway.identity import minted
 from compaction_proxy.gateway.upstream_monitor import UpstreamMonitor
 from compaction_proxy.installation import Secret, opened_full_text, opened_store, opened_tracer, store_failed
-from compaction_proxy.providers.character_counter import CharacterCounter
 from compaction_proxy.providers.model_limits import Learning
 from compaction_proxy.providers.price_process import PriceProcess
 from compaction_proxy.providers.pricing import Pricing
 from compaction_proxy.providers.summary_transport import HttpSummaryModel
 from compaction_proxy.providers.token_counting import Counting
-from compaction_proxy.providers.tokenizers import TiktokenCounter
+from compaction_proxy.providers.tokenizers import CharacterCounter, TiktokenCounter
 from compaction_proxy.providers.tokenizers_fast import ToktokCounter
 from compaction_proxy.providers.types import SummaryModel
 from compaction_proxy.providers.usage_baseline import Anchors

@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction_proxy.providers import tokenizers
-from compaction_proxy.providers.character_counter import CharacterCounter
-from compaction_proxy.providers.sampling import sample
+from compaction_proxy.providers.token_counting import sample
 from compaction_proxy.providers.tokenizers import (
     CL100K,
     DATA,
     O200K,
+    CharacterCounter,
     TiktokenCounter,
     estimate,
     repaired,

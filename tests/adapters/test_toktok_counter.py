@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from compaction_proxy.providers import tokenizers, tokenizers_fast
-from compaction_proxy.providers.sampling import SLICE_CHARACTERS
+from compaction_proxy.providers.token_counting import SLICE_CHARACTERS
 from compaction_proxy.providers.tokenizers import DATA, O200K, TiktokenCounter, load
 from compaction_proxy.providers.tokenizers_fast import GOLDEN, ToktokCounter, golden
 

@@ -14,7 +14,7 @@ from compaction_proxy.app import create_app
 from compaction_proxy.cli.demo.provider import Settings, create_provider
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.server import served
-from compaction_proxy.providers.character_counter import CharacterCounter
+from compaction_proxy.providers.tokenizers import CharacterCounter
 from compaction_proxy.storage.memory import MemoryStore
 
 FILLER = "and then we looked at the ledger once more, line by line. " * 4

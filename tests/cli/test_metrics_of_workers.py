@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from compaction_proxy.cli.demo.provider import Settings, create_provider
 from compaction_proxy.gateway.server import served
-from compaction_proxy.providers.character_counter import CharacterCounter
+from compaction_proxy.providers.tokenizers import CharacterCounter
 from tests.proxy_processes import ProxyProcess, proxy_process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")

@@ -20,8 +20,8 @@ from compaction_proxy.core.message import Call, Message
 from compaction_proxy.core.strategies import ITERATIONS, SummaryShape
 from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
 from compaction_proxy.core.summary.sections import Section
-from compaction_proxy.providers.character_counter import CharacterCounter
 from compaction_proxy.providers.token_counting import Counting
+from compaction_proxy.providers.tokenizers import CharacterCounter
 from compaction_proxy.wires.body import read
 from compaction_proxy.wires.chat.summary_call import own_members, request_body
 from compaction_proxy.wires.chat.wire import CHAT

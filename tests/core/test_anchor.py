@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.providers.anchor import (
+from compaction_proxy.providers.calibration import Calibration
+from compaction_proxy.providers.usage_baseline import (
     MARGIN,
     Anchor,
     anchored,
@@ -19,7 +20,6 @@ from compaction_proxy.providers.anchor import (
     stands,
     to_fields,
 )
-from compaction_proxy.providers.calibration import Calibration
 
 PLACE = place_of("https://up.test:443", "m")
 PREFIXES = tuple(bytes([number]) * 32 for number in range(1, 6))

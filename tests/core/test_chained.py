@@ -21,7 +21,7 @@ from compaction_proxy.core.summary.prompt import NO_TASK, prompt, task_of, trans
 from compaction_proxy.core.summary.sections import Section
 from compaction_proxy.core.token_rules import CHARACTERS, message_tokens, pieces
 from compaction_proxy.core.trigger import Row, fired, mark
-from compaction_proxy.providers.character_counter import CharacterCounter
+from compaction_proxy.providers.tokenizers import CharacterCounter
 from compaction_proxy.providers.windows import known_window
 
 SUMMARY = "### Current State\n- Working on: AI"

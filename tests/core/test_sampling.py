@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.providers.sampling import sample, slices, spread
+from compaction_proxy.providers.token_counting import sample, slices, spread
 
 TEXT = st.text(alphabet=st.sampled_from("ab \n压😀"), max_size=200)
 LIMIT = st.integers(1, 10).map(lambda number: 4 * number)

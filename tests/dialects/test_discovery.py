@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.providers.discovery_formats import local_urls, model_urls, told_window
+from compaction_proxy.providers.discovery import local_urls, model_urls, told_window
 
 MODEL = "org/model"
 

@@ -26,7 +26,7 @@ from compaction_proxy.config.sections import (
     UpstreamSection,
 )
 from compaction_proxy.gateway.server import served
-from compaction_proxy.providers.character_counter import CharacterCounter
+from compaction_proxy.providers.tokenizers import CharacterCounter
 from tests.docs.pretended import PROGRAMS
 
 HERE = Path(__file__).parent

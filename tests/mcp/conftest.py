@@ -19,7 +19,7 @@ from compaction_proxy.cli.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Setti
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import StoreUnavailable
 from compaction_proxy.gateway.server import served
-from compaction_proxy.providers.character_counter import CharacterCounter
+from compaction_proxy.providers.tokenizers import CharacterCounter
 from compaction_proxy.storage.memory import MemoryStore
 
 OURS = "Bearer sk-ours"

@@ -26,7 +26,7 @@ from compaction_proxy.cli.demo.responses_wire import RESPONSES
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.search_tool import TOOL_NAME
 from compaction_proxy.gateway.server import served
-from compaction_proxy.providers.character_counter import CharacterCounter
+from compaction_proxy.providers.tokenizers import CharacterCounter
 from compaction_proxy.wires.chat.continuation import TOOL_JSON
 from compaction_proxy.wires.registry import WIRES as DIALECTS
 

@@ -11,7 +11,7 @@ from compaction_proxy.app import create_app
 from compaction_proxy.cli.demo.provider import AGENT_MODEL, Provider, Settings, create_provider
 from compaction_proxy.cli.demo.run import demo_config
 from compaction_proxy.gateway.server import served
-from compaction_proxy.providers.character_counter import CharacterCounter
+from compaction_proxy.providers.tokenizers import CharacterCounter
 
 PATH = "/v1/chat/completions"
 BODY = json.dumps({"model": AGENT_MODEL, "messages": [{"role": "user", "content": "Hello"}]}).encode()

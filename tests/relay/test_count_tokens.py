@@ -24,9 +24,9 @@ from compaction_proxy.gateway.passthrough import Blind
 from compaction_proxy.gateway.server import served
 from compaction_proxy.gateway.upstream_monitor import UpstreamMonitor
 from compaction_proxy.gateway.upstreams import upstreams
-from compaction_proxy.providers.character_counter import CharacterCounter
 from compaction_proxy.providers.model_limits import Learning
 from compaction_proxy.providers.token_counting import Counting
+from compaction_proxy.providers.tokenizers import CharacterCounter
 from compaction_proxy.runtime import opened_engine
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import Records

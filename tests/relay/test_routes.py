@@ -13,7 +13,7 @@ from compaction_proxy.cli.demo.provider import AGENT_MODEL, Provider, Settings, 
 from compaction_proxy.config import Config
 from compaction_proxy.gateway.routes import RelayRoute
 from compaction_proxy.gateway.server import served
-from compaction_proxy.providers.character_counter import CharacterCounter
+from compaction_proxy.providers.tokenizers import CharacterCounter
 
 WINDOW_TOKENS = 8_192
 KEY = "k-one"

@@ -17,11 +17,10 @@ import pytest
 from compaction_proxy.compaction.message_reader import Gauge, Reading
 from compaction_proxy.core.digest import prefix_digests
 from compaction_proxy.core.message import Message
-from compaction_proxy.providers.anchor import anchored, bound, place_of, predicted
 from compaction_proxy.providers.calibration import Calibration
 from compaction_proxy.providers.token_counting import Counting
 from compaction_proxy.providers.tokenizers import TiktokenCounter
-from compaction_proxy.providers.usage_baseline import Anchors
+from compaction_proxy.providers.usage_baseline import Anchors, anchored, bound, place_of, predicted
 from compaction_proxy.storage.keys import root_of
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import Records

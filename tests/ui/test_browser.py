@@ -22,7 +22,7 @@ from compaction_proxy.cli.demo.faults import Fault
 from compaction_proxy.cli.demo.provider import Settings, create_provider
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.server import served
-from compaction_proxy.providers.character_counter import CharacterCounter
+from compaction_proxy.providers.tokenizers import CharacterCounter
 from tests.dashboard import NAME, PLACE, FakeApi, pages, sample
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -9,7 +9,7 @@ from compaction_proxy.app import create_app
 from compaction_proxy.cli.demo.provider import Settings, create_provider
 from compaction_proxy.config import Config
 from compaction_proxy.gateway.server import served
-from compaction_proxy.providers.character_counter import CharacterCounter
+from compaction_proxy.providers.tokenizers import CharacterCounter
 
 WINDOW = 3_000
 TURNS = 30

@@ -24,9 +24,9 @@ from compaction_proxy.core.errors import CompactionError, SummaryFailed
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.repair import alternate, repair, sound
 from compaction_proxy.core.trigger import automatic
-from compaction_proxy.providers.anchor import anchored
 from compaction_proxy.providers.calibration import Calibration
 from compaction_proxy.providers.model_limits import Learning
+from compaction_proxy.providers.usage_baseline import anchored
 from compaction_proxy.support.fail_open import contained
 from compaction_proxy.support.log_events import COMPACTION_FAILED
 from compaction_proxy.wires.body import with_output, without_output, write

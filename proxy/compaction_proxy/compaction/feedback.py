@@ -8,10 +8,9 @@ from compaction_proxy.compaction.growth import Growth
 from compaction_proxy.compaction.request_view import thread
 from compaction_proxy.compaction.types import Ask, Fit, Status
 from compaction_proxy.core.event import MEASURED, Event
-from compaction_proxy.providers.anchor import anchored
 from compaction_proxy.providers.model_limits import Learning
 from compaction_proxy.providers.silent_truncation import Answered
-from compaction_proxy.providers.usage_baseline import Anchors
+from compaction_proxy.providers.usage_baseline import Anchors, anchored
 from compaction_proxy.telemetry.event_bus import Listener, event_id, unheard
 from compaction_proxy.telemetry.event_history import History
 from compaction_proxy.wires.prescan import Mentioned

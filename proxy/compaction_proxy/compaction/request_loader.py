@@ -22,11 +22,10 @@ from compaction_proxy.core.checkpoint import Checkpoint, deepest, found_by, from
 from compaction_proxy.core.checkpoint_ids import place_of
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.project_instructions import budget_tokens, select
-from compaction_proxy.providers.anchor import Anchor
-from compaction_proxy.providers.anchor import place_of as counted_at
 from compaction_proxy.providers.calibration import Calibration
 from compaction_proxy.providers.model_limits import Learning
-from compaction_proxy.providers.usage_baseline import Anchors
+from compaction_proxy.providers.usage_baseline import Anchor, Anchors
+from compaction_proxy.providers.usage_baseline import place_of as counted_at
 from compaction_proxy.storage.keys import checkpoint_keys, checkpoints_key, staged_key
 from compaction_proxy.storage.records import Fields, Records
 from compaction_proxy.support.lru import Lru

@@ -18,9 +18,9 @@ from compaction_proxy.core.planner import Room, gained, task_index
 from compaction_proxy.core.render import render
 from compaction_proxy.core.strategies import Policy
 from compaction_proxy.core.trigger import NOTHING_GAINED, Marks, fired, marks
-from compaction_proxy.providers.anchor import Anchor, bound, predicted
-from compaction_proxy.providers.anchor import place_of as counted_at
 from compaction_proxy.providers.calibration import Calibration
+from compaction_proxy.providers.usage_baseline import Anchor, bound, predicted
+from compaction_proxy.providers.usage_baseline import place_of as counted_at
 from compaction_proxy.storage.keys import root_of
 from compaction_proxy.support.cached import kept
 
@@ -120,7 +120,7 @@ class View:
 
     @property
     def standing(self) -> bytes:
-        """What makes the sizes of two requests comparable (`providers.anchor.place_of`)."""
+        """What makes the sizes of two requests comparable (`providers.usage_baseline.place_of`)."""
         return counted_at(self.ask.origin, self.ask.model, self.place)
 
     @property

@@ -127,7 +127,7 @@ class Footing(NamedTuple):
     Attributes:
         root: The conversation's root (`storage.keys.root_of`).
         prefixes: Prefix digests of the client's non-privileged messages.
-        standing: What makes sizes comparable (`providers.anchor.place_of`).
+        standing: What makes sizes comparable (`providers.usage_baseline.place_of`).
         fixed: Of what no round removes, in calibrated tokens.
     """
 

@@ -6,13 +6,77 @@ tokenizer releases the interpreter lock).
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import NamedTuple
 
-from compaction_proxy.providers.sampling import SLICE_CHARACTERS, sample, slices, spread
+from compaction_proxy.core.message import Span
 from compaction_proxy.providers.types import TokenCounter
+
+SLICE_CHARACTERS = 64 * 1024
+BUDGET_CHARACTERS = 8 * 1024 * 1024  # five seconds of counting at the worst; the rest is extrapolated
+_SEEK_CHARACTERS = 1024  # how far back from the limit a blank is looked for
+_GRID = 4  # characters; cuts stand on it, so that ⌈characters/4⌉ summed over slices is that of the whole
+
+
+def _find_cut(text: str, start: int, limit: int) -> int:
+    """Where to end a slice that begins at `start`: before a lone blank, or at the limit if there is none.
+
+    A word and the blank before it are one token, so a cut there costs nothing; any other, a token or two.
+    """
+    stop = start + limit
+    for index in range(stop, max(start, stop - _SEEK_CHARACTERS), -_GRID):
+        if text[index] == " " and not text[index - 1].isspace():
+            return index
+    return stop
+
+
+def slices(text: str, limit: int = SLICE_CHARACTERS) -> Iterator[Span]:
+    """Cover `text` with spans of at most `limit` characters, a multiple of four; none for an empty text."""
+    start = 0
+    while len(text) - start > limit:
+        stop = _find_cut(text, start, limit)
+        yield Span(start, stop)
+        start = stop
+    if start < len(text):
+        yield Span(start, len(text))
+
+
+def sample(sizes: Sequence[int], budget: int = BUDGET_CHARACTERS) -> Iterator[int]:
+    """Indices of the slices to be counted, so that they hold at most `budget` characters; all if all fit.
+
+    Beyond the budget each slice is drawn with a probability in proportion to its size (systematic sampling:
+    one mark every `step` characters), which keeps short and long ones from biasing the result. No slice may
+    be larger than the budget.
+    """
+    total, largest = sum(sizes), max(sizes, default=0)
+    if total <= budget:
+        yield from range(len(sizes))
+        return
+    step = -(-total * largest // budget)
+    end, mark = 0, step - 1
+    for index, size in enumerate(sizes):
+        end += size
+        if end > mark:
+            yield index
+            mark += step
+
+
+def spread(sizes: Sequence[int], counted: Mapping[int, int]) -> list[int]:
+    """Tokens of every slice: as counted, or by the tokens a character of those that were.
+
+    Args:
+        sizes: Characters of each slice.
+        counted: Tokens by index, for the slices that `sample` named.
+    """
+    characters = sum(sizes[index] for index in counted) or 1
+    tokens = sum(counted.values())
+    return [
+        counted[index] if index in counted else -(-size * tokens // characters)
+        for index, size in enumerate(sizes)
+    ]
+
 
 # The worst texts known take a tokenizer 0.6 µs a character (a run of hyphens with toktok, Chinese function
 # words in random order or □□□… with tiktoken; prose and code: 0.004 and 0.05). So what is counted on the loop
@@ -126,7 +190,7 @@ class Counting:
     async def count(self, pieces: Sequence[str], model: str) -> list[int]:
         """Tokens of each piece for `model`, in order, before calibration.
 
-        Beyond `providers.sampling.BUDGET_CHARACTERS` in all, the rest is extrapolated. When the caller is
+        Beyond `providers.token_counting.BUDGET_CHARACTERS` in all, the rest is extrapolated. When the caller is
         cancelled, the step under way (some 64 thousand characters) ends unheard, and no other begins.
 
         Raises:

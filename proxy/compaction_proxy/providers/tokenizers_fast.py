@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
-from compaction_proxy.providers.sampling import SLICE_CHARACTERS
+from compaction_proxy.providers.token_counting import SLICE_CHARACTERS
 from compaction_proxy.providers.tokenizers import (
     DATA,
     O200K,
