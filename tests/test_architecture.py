@@ -48,7 +48,7 @@ OWNERS = {
     "mcp_types": {"gateway.mcp"},
     "msgspec": {"wires"},
     "opentelemetry": {"telemetry.otel"},
-    "prometheus_client": {"telemetry.metrics", "telemetry.metric_families"},
+    "prometheus_client": {"telemetry.metrics"},
     "pydantic": {"config", "cli.demo"},  # the demo makes a configuration with secrets
     "pydantic_core": {"config"},
     "redis": {"storage.redis"},

@@ -21,7 +21,7 @@ from compaction_proxy.storage.sqlite.store import SqliteStore
 from compaction_proxy.storage.store import Store
 from compaction_proxy.telemetry import exchange_log as module
 from compaction_proxy.telemetry import usage as accounts_module
-from compaction_proxy.telemetry.entry import Entry
+from compaction_proxy.telemetry.exchange_batch import Entry
 from compaction_proxy.telemetry.totals import Totals
 from compaction_proxy.telemetry.usage import Kept
 from tests.journals import DAY_S, ORIGIN, TENANT, Process, exchange, noted

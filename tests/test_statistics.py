@@ -16,7 +16,7 @@ from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import Records
 from compaction_proxy.telemetry import statistics as module
 from compaction_proxy.telemetry.counters import Counters, from_fields, to_fields
-from compaction_proxy.telemetry.entry import Entry
+from compaction_proxy.telemetry.exchange_batch import Entry
 from compaction_proxy.telemetry.statistics import Row, Statistics
 from tests.journals import DAY_S, MONTH_S, Process, exchange, ignored
 

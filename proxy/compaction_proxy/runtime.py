@@ -58,10 +58,9 @@ from compaction_proxy.storage.timed import Timed
 from compaction_proxy.support.fail_open import contained
 from compaction_proxy.support.log_events import JOURNAL_NOT_WRITTEN, TOKENIZER_FAILED, TOKENIZER_READY
 from compaction_proxy.telemetry.conversation_registry import Owners
-from compaction_proxy.telemetry.entry import Entry
 from compaction_proxy.telemetry.event_bus import Announcing
 from compaction_proxy.telemetry.event_history import History
-from compaction_proxy.telemetry.exchange_batch import Alike
+from compaction_proxy.telemetry.exchange_batch import Alike, Entry
 from compaction_proxy.telemetry.exchange_log import Journal
 from compaction_proxy.telemetry.live_feed import Feed
 from compaction_proxy.telemetry.metrics import Metrics

@@ -14,8 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from compaction_proxy.core.event import COMPACTED, FAILED, UNDONE, Event
 from compaction_proxy.core.exchange import Exchange
-from compaction_proxy.telemetry.otel import OtelTracer
-from compaction_proxy.telemetry.otel_names import provider_of
+from compaction_proxy.telemetry.otel import OtelTracer, provider_of
 from compaction_proxy.telemetry.tracing import Trace, Tracer
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -17,9 +17,17 @@ from compaction_proxy.core.event import COMPACTED, FAILED, FAILED_OPEN, MEASURED
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.timed import Timed
-from compaction_proxy.telemetry.entry import Entry
-from compaction_proxy.telemetry.metric_families import COUNTERS, GAUGES, HISTOGRAMS
-from compaction_proxy.telemetry.metrics import ACTIVE_S, MAX_NAMES, Metrics, Names, _observe_all
+from compaction_proxy.telemetry.exchange_batch import Entry
+from compaction_proxy.telemetry.metrics import (
+    ACTIVE_S,
+    COUNTERS,
+    GAUGES,
+    HISTOGRAMS,
+    MAX_NAMES,
+    Metrics,
+    Names,
+    _observe_all,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = {*COUNTERS, *HISTOGRAMS, *GAUGES}

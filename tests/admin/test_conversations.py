@@ -21,8 +21,8 @@ from compaction_proxy.recall.archiving import Original, archived
 from compaction_proxy.storage.keys import checkpoints_key
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import Line
-from compaction_proxy.telemetry.entry import Entry
 from compaction_proxy.telemetry.event_history import round_line
+from compaction_proxy.telemetry.exchange_batch import Entry
 from compaction_proxy.telemetry.usage import Accounts
 from tests.watched import Watched
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.telemetry.metric_families import COUNTERS, GAUGES, HISTOGRAMS
+from compaction_proxy.telemetry.metrics import COUNTERS, GAUGES, HISTOGRAMS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "monitoring"

@@ -19,7 +19,7 @@ from compaction_proxy.providers.types import Discovery
 from compaction_proxy.support.fail_open import contained
 from compaction_proxy.support.log_events import NOT_OBSERVED
 from compaction_proxy.telemetry.conversation_registry import Owners
-from compaction_proxy.telemetry.noting import Notes
+from compaction_proxy.telemetry.exchange_log import Notes
 from compaction_proxy.wires.body import probe_body
 from compaction_proxy.wires.wire import Dialect, Usage
 

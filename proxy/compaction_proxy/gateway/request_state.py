@@ -21,7 +21,7 @@ from compaction_proxy.gateway.headers import Headers
 from compaction_proxy.gateway.identity import Who
 from compaction_proxy.gateway.recall_loop import Course, Offer
 from compaction_proxy.gateway.side_requests import Side
-from compaction_proxy.telemetry.noting import Notes
+from compaction_proxy.telemetry.exchange_log import Notes
 from compaction_proxy.telemetry.tracing import Trace
 from compaction_proxy.wires.wire import Usage
 

@@ -5,9 +5,24 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from compaction_proxy.core.cost.price import Price
-from compaction_proxy.core.cost.savings import unchanged
-from compaction_proxy.core.exchange import FAILED_FROM, Unread, exchange_of
-from compaction_proxy.telemetry.entry import Entry
+from compaction_proxy.core.cost.savings import Saving, unchanged
+from compaction_proxy.core.exchange import FAILED_FROM, Exchange, Unread, exchange_of
+
+
+class Entry(NamedTuple):
+    """An exchange, and what it saved.
+
+    Attributes:
+        tenant: Whose it was.
+        conversation: Of which conversation; None where that is not known.
+        exchange: Its figures.
+        saving: What it saved; None where that is not known.
+    """
+
+    tenant: str
+    conversation: str | None
+    exchange: Exchange
+    saving: Saving | None
 
 
 class Columns(NamedTuple):

@@ -5,25 +5,152 @@ listens; then all that is written.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 import structlog
 
 from compaction_proxy.core.cost.price import Price
+from compaction_proxy.core.cost.savings import FEW_MESSAGES, UNHEARD, Saving, Standing, saving_of, unchanged
 from compaction_proxy.core.exchange import Exchange, Unread, exchange_of
 from compaction_proxy.providers.types import Prices
 from compaction_proxy.storage.deletions import Outdated
+from compaction_proxy.storage.keys import conversation_key
 from compaction_proxy.support.fail_open import contained
 from compaction_proxy.support.log_events import JOURNAL_NOT_WRITTEN
-from compaction_proxy.telemetry.entry import Entry
-from compaction_proxy.telemetry.exchange_batch import Alike, added_up, newest_of, when
+from compaction_proxy.telemetry.exchange_batch import Alike, Entry, added_up, newest_of, when
 from compaction_proxy.telemetry.live_feed import EXCHANGE, EXCHANGES_PER_S, Feed
-from compaction_proxy.telemetry.noting import Key, Listener, grouped, slices
-from compaction_proxy.telemetry.savings import Savings
 from compaction_proxy.telemetry.statistics import Statistics
 from compaction_proxy.telemetry.usage import Accounts, Kept, to_fields
+
+# Conversations of which it is remembered what the provider has read.
+MAX_STANDING = 1_000
+# Exchanges of a conversation that are put aside.
+MAX_ASIDE = 4
+
+# An exchange, the newest prefix digests of its list, and our own counts.
+_Aside = tuple[Exchange, Sequence[bytes], tuple[int, int]]
+
+
+class _Known(NamedTuple):
+    """What is known of a conversation: of what was worked through, and what was put aside since."""
+
+    standing: Standing
+    aside: deque[_Aside]
+
+
+class Savings:
+    """Remembers what providers have read. For use on one event loop."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+
+    def of(
+        self,
+        tenant: str,
+        conversation: str | None,
+        exchange: Exchange,
+        price: Price | None,
+        prefixes: Sequence[bytes] = (),
+        counted: tuple[int, int] = (0, 0),
+    ) -> Saving | None:
+        """What an exchange has saved; None where that is not known. To be told of exchanges in their order.
+
+        Args:
+            tenant: Whose it is.
+            conversation: Of which conversation; None: nothing is known of it.
+            exchange: The exchange.
+            price: Of the model that was asked; None if that is not known.
+            prefixes: Prefix digests of the client's non-privileged messages; empty if it was not read.
+            counted: Tokens that the client sent and that were forwarded, uncalibrated; zeros if not read.
+        """
+        sent, left = counted
+        whole = sent == left and exchange.tokens_before == exchange.tokens_after and not exchange.recalls
+        if conversation is None:
+            return (
+                unchanged(exchange, price)
+                if whole
+                else saving_of(exchange, prefixes, None, price, counted)[0]
+            )
+        key = conversation_key(tenant, conversation)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = _Known(UNHEARD, deque(maxlen=MAX_ASIDE))
+            if len(self._known) > MAX_STANDING:
+                self._known.popitem(last=False)
+        else:
+            self._known.move_to_end(key)
+        if whole:
+            known.aside.append((exchange, prefixes[-FEW_MESSAGES:], counted))
+            return unchanged(exchange, price)
+        standing = known.standing
+        for earlier, its_prefixes, its_counts in known.aside:
+            standing = saving_of(earlier, its_prefixes, standing, None, its_counts)[1]
+        made, standing = saving_of(exchange, prefixes, standing, price, counted)
+        self._known[key] = _Known(standing, deque(maxlen=MAX_ASIDE))
+        return made
+
+
+_T = TypeVar("_T")
+
+
+# Given exchanges, some at a time, behind their requests, on the event loop; must not wait.
+# Those that were not read come added up.
+Listener = Callable[[Sequence[Entry], Sequence[Alike]], None]
+
+
+class Notes(Protocol):
+    """Notes exchanges (`Journal`)."""
+
+    def note(
+        self,
+        tenant: str,
+        conversation: str | None,
+        origin: str,
+        exchange: Exchange,
+        prefixes: tuple[bytes, ...] = (),
+        counted: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Note one exchange.
+
+        Args:
+            tenant: Whose it was.
+            conversation: Of which conversation, if that is known.
+            origin: Of the upstream.
+            exchange: Its figures.
+            prefixes: Prefix digests of the client's non-privileged messages; empty where it was not read.
+            counted: Tokens that the client sent and that were forwarded, uncalibrated; zeros if not read.
+        """
+        ...
+
+    def note_unread(
+        self, tenant: str, conversation: str | None, origin: str, model: str, code: int, unread: Unread
+    ) -> None:
+        """Note one whose request was not read."""
+        ...
+
+
+# What exchanges that are added up have in common: tenant, conversation, origin, when their requests began
+# (`storage.deletions`), model, status code.
+Key = tuple[str, str | None, str, int | None, str, int]
+
+
+def grouped(noted: Sequence[tuple[Key, Unread]]) -> dict[Key, list[Unread]]:
+    """Those that are alike, in their order."""
+    groups: dict[Key, list[Unread]] = {}
+    for key, unread in noted:
+        group = groups.get(key)
+        if group is None:
+            group = groups[key] = []
+        group.append(unread)
+    return groups
+
+
+def slices(items: Sequence[_T], length: int) -> Iterator[Sequence[_T]]:
+    """So many items at a time."""
+    return (items[start : start + length] for start in range(0, len(items), length))
+
 
 FLUSH_S = 1.0
 # Exchanges that may wait to be worked through; beyond it the newest are not noted.
@@ -33,7 +160,6 @@ MAX_NOTED = 50_000
 AT_ONCE = 64
 
 _log = structlog.get_logger()
-_T = TypeVar("_T")
 # What is noted of exchanges, as `Notes` are given it and with when its request
 # began (`storage.deletions`), in plain tuples: this is in everybody's way.
 _Read = tuple[str, str | None, str, Exchange, tuple[bytes, ...], tuple[int, int], int | None]

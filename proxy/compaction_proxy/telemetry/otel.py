@@ -5,6 +5,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Final
 from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
@@ -18,7 +19,56 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from compaction_proxy.core.event import COMPACTED, FAILED, Event
 from compaction_proxy.core.exchange import Exchange
-from compaction_proxy.telemetry import otel_names as names
+
+OPERATION: Final = "gen_ai.operation.name"
+CHAT: Final = "chat"
+PROVIDER: Final = "gen_ai.provider.name"
+CONVERSATION: Final = "gen_ai.conversation.id"
+COMPACTED_ATTRIBUTE: Final = "gen_ai.conversation.compacted"
+REQUEST_MODEL: Final = "gen_ai.request.model"
+FIRST_CHUNK_S: Final = "gen_ai.response.time_to_first_chunk"
+INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+CACHED_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
+
+SERVER_ADDRESS: Final = "server.address"
+SERVER_PORT: Final = "server.port"
+METHOD: Final = "http.request.method"
+CODE: Final = "http.response.status_code"
+ERROR: Final = "error.type"
+
+REQUEST: Final = "compaction_proxy.request.id"
+STATUS: Final = "compaction_proxy.status"
+STRATEGY: Final = "compaction_proxy.strategy"
+ROUND: Final = "compaction_proxy.round"
+REASON: Final = "compaction_proxy.reason"
+OUTCOME: Final = "compaction_proxy.outcome"
+TOKENS_BEFORE: Final = "compaction_proxy.tokens_before"
+TOKENS_AFTER: Final = "compaction_proxy.tokens_after"
+MESSAGES: Final = "compaction_proxy.messages"
+OVERHEAD_S: Final = "compaction_proxy.overhead"
+RECALLS: Final = "compaction_proxy.recalls"
+
+# What the conventions call the providers behind these names; any other is called by its own.
+PROVIDERS: Final[Mapping[str, str]] = {
+    "api.openai.com": "openai",
+    "api.anthropic.com": "anthropic",
+    "api.mistral.ai": "mistral_ai",
+    "api.deepseek.com": "deepseek",
+    "api.groq.com": "groq",
+    "api.x.ai": "x_ai",
+    "api.perplexity.ai": "perplexity",
+    "api.cohere.com": "cohere",
+    "generativelanguage.googleapis.com": "gcp.gemini",
+}
+AZURE: Final = ("azure.ai.openai", ".openai.azure.com")
+
+
+def provider_of(host: str) -> str:
+    """What the conventions call the provider at a host."""
+    name, ending = AZURE
+    return name if host.endswith(ending) else PROVIDERS.get(host, host)
+
 
 SERVICE = "compaction-proxy"
 TRACES_PATH = "/v1/traces"
@@ -64,7 +114,7 @@ class OtelTracer:
             name.decode("latin-1"): text.decode("latin-1") for name, text in headers if name in _FIELDS
         }
         span = self._spans.start_span("POST chat/completions", _w3c.extract(carrier), SpanKind.SERVER)
-        _describe(span, {names.METHOD: "POST", names.REQUEST: request})
+        _describe(span, {METHOD: "POST", REQUEST: request})
         self._requests[request] = span.get_span_context()
         if len(self._requests) > MAX_REQUESTS:
             self._requests.popitem(last=False)
@@ -132,7 +182,7 @@ class OtelTrace:
             _failed(self._question, "refused")
             self._question.end()
         within = set_span_in_context(self._span)
-        self._question = self._spans.start_span(names.CHAT, within, SpanKind.CLIENT)
+        self._question = self._spans.start_span(CHAT, within, SpanKind.CLIENT)
         carrier: dict[str, str] = {}
         _w3c.inject(carrier, set_span_in_context(self._question))
         ours = [(name.encode(), text.encode("latin-1")) for name, text in carrier.items()]
@@ -144,7 +194,7 @@ class OtelTrace:
         _describe(self._span, _of_request(exchange, conversation))
         spans = [self._span] if self._question is None else [self._question, self._span]
         if self._question is not None:
-            self._question.update_name(f"{names.CHAT} {exchange.model}".strip())
+            self._question.update_name(f"{CHAT} {exchange.model}".strip())
             _describe(self._question, {**self._about, **_of_answer(exchange, conversation)})
         for span in spans:
             if error:
@@ -157,56 +207,56 @@ def _of_upstream(base_url: str) -> Values:
     parts = urlsplit(base_url)
     host = parts.hostname or ""
     return {
-        names.OPERATION: names.CHAT,
-        names.PROVIDER: names.provider_of(host),
-        names.SERVER_ADDRESS: host,
-        names.SERVER_PORT: parts.port or (443 if parts.scheme == "https" else 80),
+        OPERATION: CHAT,
+        PROVIDER: provider_of(host),
+        SERVER_ADDRESS: host,
+        SERVER_PORT: parts.port or (443 if parts.scheme == "https" else 80),
     }
 
 
 def _of_request(exchange: Exchange, conversation: str | None) -> Values:
     return {
-        names.CODE: exchange.code or None,
-        names.CONVERSATION: conversation,
-        names.STATUS: exchange.status,
-        names.STRATEGY: exchange.strategy,
-        names.ROUND: exchange.round,
-        names.REASON: exchange.reason,
-        names.TOKENS_BEFORE: exchange.tokens_before,
-        names.TOKENS_AFTER: exchange.tokens_after,
-        names.OVERHEAD_S: exchange.overhead_s,
-        names.RECALLS: exchange.recalls,
+        CODE: exchange.code or None,
+        CONVERSATION: conversation,
+        STATUS: exchange.status,
+        STRATEGY: exchange.strategy,
+        ROUND: exchange.round,
+        REASON: exchange.reason,
+        TOKENS_BEFORE: exchange.tokens_before,
+        TOKENS_AFTER: exchange.tokens_after,
+        OVERHEAD_S: exchange.overhead_s,
+        RECALLS: exchange.recalls,
     }
 
 
 def _of_answer(exchange: Exchange, conversation: str | None) -> Values:
     return {
-        names.CODE: exchange.code or None,
-        names.CONVERSATION: conversation,
-        names.COMPACTED: True if exchange.round is not None else None,
-        names.REQUEST_MODEL: exchange.model,
-        names.FIRST_CHUNK_S: exchange.first_byte_s,
-        names.INPUT_TOKENS: exchange.prompt_tokens,
-        names.OUTPUT_TOKENS: exchange.completion_tokens,
-        names.CACHED_TOKENS: exchange.cached_tokens,
+        CODE: exchange.code or None,
+        CONVERSATION: conversation,
+        COMPACTED_ATTRIBUTE: True if exchange.round is not None else None,
+        REQUEST_MODEL: exchange.model,
+        FIRST_CHUNK_S: exchange.first_byte_s,
+        INPUT_TOKENS: exchange.prompt_tokens,
+        OUTPUT_TOKENS: exchange.completion_tokens,
+        CACHED_TOKENS: exchange.cached_tokens,
     }
 
 
 def _of_round(event: Event) -> Values:
     return {
-        names.CONVERSATION: event.conversation,
-        names.REQUEST: event.request,
-        names.STRATEGY: event.strategy,
-        names.ROUND: event.round,
-        names.REASON: event.reason,
-        names.OUTCOME: event.outcome,
-        names.TOKENS_BEFORE: event.tokens_before,
-        names.TOKENS_AFTER: event.tokens_after,
-        names.MESSAGES: event.messages,
-        names.REQUEST_MODEL: event.model,
-        names.INPUT_TOKENS: event.prompt_tokens,
-        names.OUTPUT_TOKENS: event.completion_tokens,
-        names.CACHED_TOKENS: event.cached_tokens,
+        CONVERSATION: event.conversation,
+        REQUEST: event.request,
+        STRATEGY: event.strategy,
+        ROUND: event.round,
+        REASON: event.reason,
+        OUTCOME: event.outcome,
+        TOKENS_BEFORE: event.tokens_before,
+        TOKENS_AFTER: event.tokens_after,
+        MESSAGES: event.messages,
+        REQUEST_MODEL: event.model,
+        INPUT_TOKENS: event.prompt_tokens,
+        OUTPUT_TOKENS: event.completion_tokens,
+        CACHED_TOKENS: event.cached_tokens,
     }
 
 
@@ -216,5 +266,5 @@ def _describe(span: Span, about: Values) -> None:
 
 
 def _failed(span: Span, kind: str) -> None:
-    span.set_attribute(names.ERROR, kind)
+    span.set_attribute(ERROR, kind)
     span.set_status(Status(StatusCode.ERROR))

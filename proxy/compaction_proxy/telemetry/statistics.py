@@ -29,8 +29,7 @@ from compaction_proxy.storage.keys import day_prefix, hours_key, key_name, write
 from compaction_proxy.storage.records import Fields, Item, Line, Records
 from compaction_proxy.support.lru import Lru
 from compaction_proxy.telemetry.counters import Counters, from_fields, to_fields
-from compaction_proxy.telemetry.entry import Entry
-from compaction_proxy.telemetry.exchange_batch import Alike
+from compaction_proxy.telemetry.exchange_batch import Alike, Entry
 
 HOUR_S = 3_600
 HOURS_OF_A_DAY = 24

@@ -19,8 +19,7 @@ from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.storage.keys import conversation_key, exchanges_key, lease_key
 from compaction_proxy.storage.records import Fields, Line, Records
 from compaction_proxy.telemetry import totals as totals_of
-from compaction_proxy.telemetry.entry import Entry
-from compaction_proxy.telemetry.exchange_batch import Alike, newest_of, when
+from compaction_proxy.telemetry.exchange_batch import Alike, Entry, newest_of, when
 from compaction_proxy.telemetry.totals import Totals
 
 # Conversations that may wait to be written; beyond it the newest are not gathered.
