@@ -23,8 +23,7 @@ from pathlib import Path
 from statistics import mean, quantiles
 from typing import Any
 
-from compaction_proxy.recall.fulltext import SqliteFullText
-from compaction_proxy.recall.fulltext_types import Passage
+from compaction_proxy.recall.fulltext import Passage, SqliteFullText
 from compaction_proxy.recall.ranking import Ranking
 from compaction_proxy.recall.stems import stem
 

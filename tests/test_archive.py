@@ -7,18 +7,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compaction_proxy.core.message import Call, Message, Part
-from compaction_proxy.recall import archive, archiving
+from compaction_proxy.recall import archive
+from compaction_proxy.recall import archive as archiving
 from compaction_proxy.recall.archive import (
     Archived,
+    Original,
     Piece,
     Pieces,
     Round,
+    archived,
     messages_of,
     pieces_of,
+    readable,
     round_of,
+    shortened,
     text_of,
 )
-from compaction_proxy.recall.archiving import Original, archived, readable, shortened
 from compaction_proxy.storage.envelope import pack, unpack
 from compaction_proxy.storage.keys import archive_key, archives_key, hash_tag, piece_key
 from compaction_proxy.storage.records import Fields, Item, Line

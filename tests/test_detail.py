@@ -3,8 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.recall.archive import Round
-from compaction_proxy.recall.archiving import MAX_RECORD_CHARACTERS
+from compaction_proxy.recall.archive import MAX_RECORD_CHARACTERS, Round
 from compaction_proxy.recall.round_detail import (
     KEPT,
     MAX_PROMPT_CHARACTERS,

@@ -5,10 +5,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from compaction_proxy.core.message import Message
-from compaction_proxy.recall.archive import Round
-from compaction_proxy.recall.archiving import Archive, Original, archived
+from compaction_proxy.recall.archive import Archive, Original, Place, Round, archived
 from compaction_proxy.recall.fulltext import SqliteFullText
-from compaction_proxy.recall.originals import Place
 from compaction_proxy.recall.retention import TENANT_EVERY_S, Bounds, Holdings
 from compaction_proxy.recall.search import Recall
 from compaction_proxy.storage import envelope

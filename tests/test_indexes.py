@@ -5,11 +5,9 @@ import threading
 from collections.abc import Sequence
 
 from compaction_proxy.core.message import Message
-from compaction_proxy.recall.archive import Round
-from compaction_proxy.recall.archiving import Original, archived
-from compaction_proxy.recall.fulltext_types import Found, Passage
+from compaction_proxy.recall.archive import ARCHIVES_AT_ONCE, Original, Place, Round, archived
+from compaction_proxy.recall.fulltext import Found, Passage
 from compaction_proxy.recall.index_cache import READ_AT_ONCE, Indexes
-from compaction_proxy.recall.originals import ARCHIVES_AT_ONCE, Place
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import Records
 

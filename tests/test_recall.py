@@ -8,11 +8,9 @@ from typing import Any, cast
 import pytest
 
 from compaction_proxy.core.message import Message
-from compaction_proxy.recall.archive import Archived, Round
-from compaction_proxy.recall.archiving import Original, archived
+from compaction_proxy.recall.archive import Archived, Original, Place, Round, archived
 from compaction_proxy.recall.fulltext import SqliteFullText
 from compaction_proxy.recall.index_cache import Indexes
-from compaction_proxy.recall.originals import Place
 from compaction_proxy.recall.retention import Bounds, Holdings
 from compaction_proxy.recall.search import SNIPPET_CHARACTERS, Hit, Recall, Recalled, _snippet
 from compaction_proxy.storage.keys import archive_key, scope_prefix, tenant_prefix

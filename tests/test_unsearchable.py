@@ -8,10 +8,8 @@ from compaction_proxy.core.errors import SearchUnavailable
 from compaction_proxy.core.message import Message
 from compaction_proxy.installation import opened_full_text
 from compaction_proxy.recall import fulltext
-from compaction_proxy.recall.archive import Archived, Round
-from compaction_proxy.recall.archiving import Original, archived
+from compaction_proxy.recall.archive import Archived, Original, Recalled, Round, archived
 from compaction_proxy.recall.fulltext import MISSING, SqliteFullText
-from compaction_proxy.recall.originals import Recalled
 from compaction_proxy.recall.retention import Bounds, Holdings
 from compaction_proxy.recall.search import Recall
 from compaction_proxy.recall.tool import UNSEARCHABLE, Asker, Memory

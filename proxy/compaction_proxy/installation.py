@@ -12,8 +12,7 @@ from compaction_proxy.config.config import Config
 from compaction_proxy.config.sections import ServerSection
 from compaction_proxy.core.errors import ConfigError, StoreUnavailable
 from compaction_proxy.gateway.body_budget import default_budget
-from compaction_proxy.recall.fulltext import MISSING, SqliteFullText, is_there
-from compaction_proxy.recall.fulltext_types import FullText
+from compaction_proxy.recall.fulltext import MISSING, FullText, SqliteFullText, is_there
 from compaction_proxy.storage.factory import (
     NO_SECRET,
     installation_secret,

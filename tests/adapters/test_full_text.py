@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.recall.fulltext import ROW_CHARACTERS, SqliteFullText
-from compaction_proxy.recall.fulltext_types import Found, FullText, Passage, TextIndex
+from compaction_proxy.recall.fulltext import (
+    ROW_CHARACTERS,
+    Found,
+    FullText,
+    Passage,
+    SqliteFullText,
+    TextIndex,
+)
 
 FULL_TEXT: FullText = SqliteFullText()
 TALK = (

@@ -16,8 +16,7 @@ from compaction_proxy.core.event import COMPACTED, Event
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.core.message import Call, Message
 from compaction_proxy.recall import fulltext
-from compaction_proxy.recall.archive import Round
-from compaction_proxy.recall.archiving import Original, archived
+from compaction_proxy.recall.archive import Original, Round, archived
 from compaction_proxy.storage.keys import checkpoints_key
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import Line

@@ -6,10 +6,8 @@ import time
 import pytest
 
 from compaction_proxy.core.message import Message
-from compaction_proxy.recall.archive import Round
-from compaction_proxy.recall.archiving import Original, archived
+from compaction_proxy.recall.archive import Original, Place, Round, archived
 from compaction_proxy.recall.fulltext import SqliteFullText
-from compaction_proxy.recall.originals import Place
 from compaction_proxy.recall.retention import Bounds, Holdings
 from compaction_proxy.recall.search import MAX_HITS, SNIPPET_CHARACTERS, Recall
 from compaction_proxy.storage.memory import MemoryStore

@@ -38,9 +38,7 @@ from compaction_proxy.core.errors import SummaryFailed
 from compaction_proxy.core.event import Event
 from compaction_proxy.core.ledger.ledger import has_every_rule
 from compaction_proxy.core.summary.extractive import extractive
-from compaction_proxy.recall.archive import Round
-from compaction_proxy.recall.archiving import Archive, Original, archived
-from compaction_proxy.recall.originals import Place
+from compaction_proxy.recall.archive import Archive, Original, Place, Round, archived
 from compaction_proxy.recall.retention import Holdings
 from compaction_proxy.recall.round_detail import detail_item
 from compaction_proxy.storage.keys import checkpoint_keys, checkpoints_key, staged_key

@@ -13,7 +13,7 @@ from compaction_proxy.core.event import COMPACTED, FAILED, INSTALLED, MAX_MESSAG
 from compaction_proxy.core.ledger.cues import Kind
 from compaction_proxy.core.ledger.ledger import flat
 from compaction_proxy.core.summary.retention import survived
-from compaction_proxy.recall.archiving import readable
+from compaction_proxy.recall.archive import readable
 from compaction_proxy.recall.round_detail import KEPT, STAND_IN, Shown
 from compaction_proxy.telemetry.event_bus import event_id
 from compaction_proxy.telemetry.logs import REQUEST

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 
-from compaction_proxy.recall.fulltext_types import Found, FullText, Passage, TextIndex
-from compaction_proxy.recall.originals import Originals, Place, Recalled, archive_at
+from compaction_proxy.recall.archive import Originals, Place, Recalled, archive_at
+from compaction_proxy.recall.fulltext import Found, FullText, Passage, TextIndex
 from compaction_proxy.storage.records import Records
 
 # What all that is held takes at most, in bytes: texts and indexes.

@@ -17,9 +17,16 @@ from typing import NamedTuple
 
 from compaction_proxy.core.errors import StoreUnavailable
 from compaction_proxy.core.event import number
-from compaction_proxy.recall.archive import KEPT_ARCHIVES, Piece, Pieces, round_of
-from compaction_proxy.recall.archiving import Archive
-from compaction_proxy.recall.originals import Originals, Place, archive_at
+from compaction_proxy.recall.archive import (
+    KEPT_ARCHIVES,
+    Archive,
+    Originals,
+    Piece,
+    Pieces,
+    Place,
+    archive_at,
+    round_of,
+)
 from compaction_proxy.storage.keys import archived_key, archives_key, lease_key, piece_key
 from compaction_proxy.storage.records import Fields, Item, Records
 

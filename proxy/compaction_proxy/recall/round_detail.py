@@ -8,16 +8,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 
 from compaction_proxy.core.event import COMPACTED, Event
-from compaction_proxy.recall.archive import Archived, Round
-from compaction_proxy.recall.archiving import (
+from compaction_proxy.recall.archive import (
     MAX_MESSAGE_CHARACTERS,
     MAX_MESSAGES,
     MAX_RECORD_CHARACTERS,
     MAX_ROLE_CHARACTERS,
+    Archived,
+    Originals,
+    Place,
+    Round,
     fair,
     shortened,
 )
-from compaction_proxy.recall.originals import Originals, Place
 from compaction_proxy.storage.keys import detail_key
 from compaction_proxy.storage.records import Fields, Item, Records
 from compaction_proxy.telemetry.event_history import History

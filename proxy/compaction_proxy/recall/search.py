@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from compaction_proxy.recall.fulltext_types import Found, FullText
+from compaction_proxy.recall.archive import Originals, Place, Recalled
+from compaction_proxy.recall.fulltext import Found, FullText
 from compaction_proxy.recall.index_cache import Indexes
-from compaction_proxy.recall.originals import Originals, Place, Recalled
 from compaction_proxy.recall.retention import Held, Holdings
 from compaction_proxy.storage.records import Records
 from compaction_proxy.telemetry.event_history import History
