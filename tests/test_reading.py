@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from compaction_proxy.compaction import lots
+from compaction_proxy.compaction import message_reader
 from compaction_proxy.compaction import message_reader as reading_module
 from compaction_proxy.compaction.message_reader import HOLDING_BYTES, Gauge, Reading
 from compaction_proxy.core.digest import prefix_digests
@@ -113,8 +113,8 @@ async def test_large_messages_and_definitions_are_read_as_little_ones(
     tools = [{"name": "é", "n": [1.0, {}]}, 2, "x"]
     body = read(json.dumps({"messages": messages, "tools": tools, "functions": {"a": 1}}).encode(), CHAT)
     found = []
-    for at_once in (lots.AT_ONCE_BYTES, 1):
-        for module in (reading_module, lots):
+    for at_once in (message_reader.AT_ONCE_BYTES, 1):
+        for module in (reading_module, message_reader):
             monkeypatch.setattr(module, "AT_ONCE_BYTES", at_once)
         words = Words()
         reading = Reading({"tiktoken": Counting(words)})

@@ -13,11 +13,10 @@ from compaction_proxy.compaction.compactor import Compactor
 from compaction_proxy.compaction.directives import Wishing
 from compaction_proxy.compaction.effectiveness import Effects
 from compaction_proxy.compaction.feedback import Observing
-from compaction_proxy.compaction.growth import Growth
 from compaction_proxy.compaction.inflight import Rounds
 from compaction_proxy.compaction.job_builder import Ordering
 from compaction_proxy.compaction.message_reader import Reading
-from compaction_proxy.compaction.price_triggers import Aiming
+from compaction_proxy.compaction.price_triggers import Aiming, Growth
 from compaction_proxy.compaction.prompts import instructions
 from compaction_proxy.compaction.request_loader import Viewer
 from compaction_proxy.compaction.round_builder import Making

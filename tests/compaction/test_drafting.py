@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from compaction_proxy.compaction import drafting
+from compaction_proxy.compaction import round_planning
 from compaction_proxy.compaction.ledger_cache import Gleanings
 from compaction_proxy.compaction.message_reader import Reading
 from compaction_proxy.compaction.request_view import View
@@ -38,7 +38,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
         await asyncio.sleep(TOGETHER_S)
         return await drafted(view, reading, gleanings, small=small)
 
-    monkeypatch.setattr(drafting, "drafted", noting)
+    monkeypatch.setattr(round_planning, "drafted", noting)
     return made
 
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.compaction.growth import Growth, Pace
-from compaction_proxy.compaction.policies import policy_for
-from compaction_proxy.compaction.price_triggers import UNAIMED, Aimed, Aiming
+from compaction_proxy.compaction.price_triggers import UNAIMED, Aimed, Aiming, Growth, Pace
+from compaction_proxy.compaction.request_limits import policy_for
 from compaction_proxy.compaction.request_view import thread
 from compaction_proxy.compaction.types import Ask, Fit, Footing, Report, Status
 from compaction_proxy.config.config import Config

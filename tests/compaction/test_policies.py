@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.compaction.policies import policy_for
+from compaction_proxy.compaction.request_limits import policy_for
 from compaction_proxy.config import Config, ModelSettings, for_model
 from compaction_proxy.config.strategies import FIELDS, StrategiesSection, changed, shown
 from compaction_proxy.core.strategies import (

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.compaction.allowance import HOUR_S, MAX_TENANTS, Allowance
 from compaction_proxy.compaction.chunking import halves, narrowed, portions, shown
 from compaction_proxy.compaction.message_reader import Gauge, Reading
 from compaction_proxy.compaction.summarizer import Aligned, Brief, Spent, Summarising, SummaryRoute, Written
+from compaction_proxy.compaction.summary_client import HOUR_S, MAX_TENANTS, Allowance
 from compaction_proxy.core.errors import SummaryFailed
 from compaction_proxy.core.message import Call, Message
 from compaction_proxy.core.strategies import ITERATIONS, SummaryShape

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from compaction_proxy.app import create_app
 from compaction_proxy.cli.demo.faults import Fault
 from compaction_proxy.cli.demo.provider import AGENT_MODEL, SUMMARY_MODEL, Provider, Settings, create_provider
-from compaction_proxy.compaction.policies import policy_for
+from compaction_proxy.compaction.request_limits import policy_for
 from compaction_proxy.compaction.stateless import narrowed
 from compaction_proxy.compaction.types import Ask, Mode
 from compaction_proxy.config.config import Config, for_model

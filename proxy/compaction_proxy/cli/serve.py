@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from compaction_proxy.cli.reload import Reloading, Reread
-from compaction_proxy.compaction.policies import policy_for
+from compaction_proxy.compaction.request_limits import policy_for
 from compaction_proxy.config.config import Config, for_model
 from compaction_proxy.config.loader import Loaded
 from compaction_proxy.config.sections import ServerSection

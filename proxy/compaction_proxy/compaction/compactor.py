@@ -14,7 +14,7 @@ import structlog
 
 from compaction_proxy.compaction.fallback_cut import cut, sized
 from compaction_proxy.compaction.message_reader import Reading
-from compaction_proxy.compaction.policies import policy_for
+from compaction_proxy.compaction.request_limits import policy_for
 from compaction_proxy.compaction.request_loader import TIGHT_SHARE, Viewer
 from compaction_proxy.compaction.request_view import View, with_shorter
 from compaction_proxy.compaction.round_coordinator import QUIET, Replacing

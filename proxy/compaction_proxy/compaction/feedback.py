@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from compaction_proxy.compaction.effectiveness import Effects
-from compaction_proxy.compaction.growth import Growth
+from compaction_proxy.compaction.price_triggers import Growth
 from compaction_proxy.compaction.request_view import thread
 from compaction_proxy.compaction.types import Ask, Fit, Status
 from compaction_proxy.core.event import MEASURED, Event

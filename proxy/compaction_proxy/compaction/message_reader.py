@@ -5,14 +5,13 @@ a message is recognised by its bytes, which its record keeps anyway.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from operator import attrgetter
 from sys import getsizeof
 from typing import NamedTuple, TypeVar
 
-from compaction_proxy.compaction.lots import AT_ONCE_BYTES, in_lots
 from compaction_proxy.core.digest import prefix_digests
 from compaction_proxy.core.errors import Unreadable
 from compaction_proxy.core.message import Message, Source
@@ -23,6 +22,31 @@ from compaction_proxy.wires.body import Body
 from compaction_proxy.wires.json.slices import elements
 from compaction_proxy.wires.project_instructions import divide_each, find_client_of, has_mark, settle
 from compaction_proxy.wires.wire import Dialect, Weighed
+
+# A lot is about this many bytes.
+AT_ONCE_BYTES = 128 * 1024
+# So many items are looked at together first: most requests bring one or two.
+FEW = 8
+
+_Item = TypeVar("_Item")
+
+
+def in_lots(items: Sequence[_Item], size: Callable[[_Item], int]) -> Iterable[tuple[int, Sequence[_Item]]]:
+    """The items a few at a time, each lot with the index of its first item; others may come between."""
+    if len(items) <= 1 or (len(items) <= FEW and sum(map(size, items)) <= AT_ONCE_BYTES):
+        return ((0, items),)
+    return _cut(items, size)
+
+
+def _cut(items: Sequence[_Item], size: Callable[[_Item], int]) -> Iterator[tuple[int, Sequence[_Item]]]:
+    start = pending = 0
+    for index, item in enumerate(items):
+        pending += size(item)
+        if pending > AT_ONCE_BYTES and index > start:
+            yield start, items[start:index]
+            start, pending = index, size(item)
+    yield start, items[start:]
+
 
 # Known messages are held up to this many bytes, decoded text and record included.
 MAX_HELD_BYTES = 16 * 1024 * 1024

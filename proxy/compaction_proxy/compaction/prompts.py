@@ -4,7 +4,7 @@ from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
-from compaction_proxy.compaction.policies import policy_for
+from compaction_proxy.compaction.request_limits import policy_for
 from compaction_proxy.config.config import Config, ModelSettings, for_model
 from compaction_proxy.core.errors import ConfigError
 from compaction_proxy.core.strategies import STRATEGIES, Policy

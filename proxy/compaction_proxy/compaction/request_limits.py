@@ -3,11 +3,25 @@
 from functools import lru_cache
 from typing import NamedTuple
 
-from compaction_proxy.compaction.policies import policy_for
 from compaction_proxy.config.config import ModelSettings
+from compaction_proxy.config.policy import row_for
 from compaction_proxy.core.budget import Budget, budget
 from compaction_proxy.core.strategies import Policy
 from compaction_proxy.core.trigger import UNKNOWN, Aims, Marks, Row, aimed, automatic, mark, marks
+
+
+@lru_cache(maxsize=512)
+def policy_for(settings: ModelSettings, strategy: str | None = None) -> Policy:
+    """A strategy's row with what the configuration changes of it.
+
+    Args:
+        settings: What is configured for the model; compared by identity.
+        strategy: Name of the row that a request asked for; None: the configured one.
+
+    Raises:
+        KeyError: There is no strategy of that name.
+    """
+    return row_for(settings, strategy)
 
 
 class Terms(NamedTuple):

@@ -12,10 +12,9 @@ from compaction_proxy.compaction.directives import NONE as NO_WISHES
 from compaction_proxy.compaction.directives import NotedInstruction, Wishes, Wishing
 from compaction_proxy.compaction.fallback_cut import CUT_MARGIN, NOTICE_TOKENS
 from compaction_proxy.compaction.message_reader import Gauge, Listed, Reading
-from compaction_proxy.compaction.policies import policy_for
 from compaction_proxy.compaction.previous_requests import PreviousRequests
 from compaction_proxy.compaction.price_triggers import UNAIMED, Aimed, Aiming
-from compaction_proxy.compaction.request_limits import about_money, terms_for
+from compaction_proxy.compaction.request_limits import about_money, policy_for, terms_for
 from compaction_proxy.compaction.request_view import View, applied, gauge_of, remembered_as, thread
 from compaction_proxy.compaction.types import Ask
 from compaction_proxy.core.checkpoint import Checkpoint, deepest, found_by, from_fields

@@ -9,7 +9,6 @@ from functools import partial
 
 from compaction_proxy.compaction.directives import NONE as NO_WISHES
 from compaction_proxy.compaction.directives import Wishing
-from compaction_proxy.compaction.drafting import Drafting
 from compaction_proxy.compaction.effectiveness import Effects
 from compaction_proxy.compaction.inflight import Rounds
 from compaction_proxy.compaction.job_builder import Ordering
@@ -19,7 +18,7 @@ from compaction_proxy.compaction.request_view import View
 from compaction_proxy.compaction.round_builder import Making
 from compaction_proxy.compaction.round_events import installed_event
 from compaction_proxy.compaction.round_job import AHEAD, Job
-from compaction_proxy.compaction.round_planning import Draft, capped, carried_over
+from compaction_proxy.compaction.round_planning import Draft, Drafting, capped, carried_over
 from compaction_proxy.core.checkpoint import EXTRACT, Checkpoint, exact_digest
 from compaction_proxy.core.checkpoint_ids import place_of, place_to_be
 from compaction_proxy.core.errors import SummaryFailed

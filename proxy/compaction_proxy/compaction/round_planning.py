@@ -1,5 +1,6 @@
 """What a round of a request shall be: the plan, and the text that goes with it and needs no model."""
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -317,3 +318,55 @@ async def _tokens(text: str, view: View, reading: Reading) -> int:
         return 0
     [counted] = await reading.counted([Message(role="user", text=text)], view.gauge)
     return counted.tokens
+
+
+class Drafting:
+    """Works out rounds, each once at a time.
+
+    Args:
+        reading: What counts.
+        gleanings: What messages say and show.
+    """
+
+    def __init__(self, reading: Reading, gleanings: Gleanings) -> None:
+        self._reading = reading
+        self._gleanings = gleanings
+        self._running: dict[asyncio.Task[Draft | None], tuple[object, ...]] = {}
+
+    async def drafted(self, view: View, *, small: bool = False) -> Draft | None:
+        """The round that the strategy would make of the request now, or None if there is nothing to take.
+
+        Args:
+            view: The request.
+            small: Whether a round is wanted even where little can be won.
+        """
+        asked = _find_key(view, small=small)
+        same = (task for task, of in self._running.items() if of == asked)
+        task = next(same, None) or self._begun(view, asked, small=small)
+        return await asyncio.shield(task)  # whoever leaves takes nothing from the others
+
+    def _begun(self, view: View, asked: tuple[object, ...], *, small: bool) -> asyncio.Task[Draft | None]:
+        task = asyncio.create_task(drafted(view, self._reading, self._gleanings, small=small))
+        self._running[task] = asked
+
+        def ended(task: asyncio.Task[Draft | None]) -> None:
+            del self._running[task]
+            if not task.cancelled():
+                task.exception()  # all who asked may have left: then nobody else looks at it
+
+        task.add_done_callback(ended)
+        return task
+
+
+def _find_key(view: View, *, small: bool) -> tuple[object, ...]:
+    """Everything that a draft depends on."""
+    return (
+        view.ask.tenant,
+        tuple(each.digest for each in view.messages),
+        view.earlier,
+        view.policy,
+        view.gauge,
+        view.room,
+        pins_of(view),
+        small,
+    )

@@ -13,7 +13,7 @@ from compaction_proxy.compaction.effectiveness import Effects
 from compaction_proxy.compaction.inflight import Rounds
 from compaction_proxy.compaction.job_builder import Ordering
 from compaction_proxy.compaction.message_reader import Reading
-from compaction_proxy.compaction.policies import policy_for
+from compaction_proxy.compaction.request_limits import policy_for
 from compaction_proxy.compaction.request_loader import Viewer
 from compaction_proxy.compaction.round_builder import Making
 from compaction_proxy.compaction.round_coordinator import Replacing

@@ -16,10 +16,15 @@ from typing import NamedTuple
 
 from compaction_proxy.compaction.chunking import Group, halves, narrowed, portions, shown
 from compaction_proxy.compaction.message_reader import Reading
-from compaction_proxy.compaction.sitting import Sitting, sitting
-from compaction_proxy.compaction.summary_breaker import Place
-from compaction_proxy.compaction.summary_client import Asking, Price, Spent, unpriced
-from compaction_proxy.compaction.summary_request import Aligned, Brief, SummaryRoute, Written
+from compaction_proxy.compaction.summary_client import Asking, Place, Price, Spent, unpriced
+from compaction_proxy.compaction.summary_request import (
+    Aligned,
+    Brief,
+    Sitting,
+    SummaryRoute,
+    Written,
+    sitting,
+)
 from compaction_proxy.core.errors import SummaryFailed
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.strategies import SummaryShape

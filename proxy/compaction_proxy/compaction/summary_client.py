@@ -1,20 +1,188 @@
 """One question to a summary model: tried again where that may help, within what its tenant may spend."""
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, repeat
+from math import ceil
 from typing import NamedTuple, TypeVar
 
-from compaction_proxy.compaction.allowance import Allowance
-from compaction_proxy.compaction.pace import Pace
-from compaction_proxy.compaction.summary_breaker import Place, SummaryBreaker, passing
 from compaction_proxy.core.errors import SummaryFailed
 from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
 from compaction_proxy.providers.types import SummaryModel
 from compaction_proxy.recall.round_detail import CONTINUED, MAX_PROMPTS, Prompt, bounded_prompt
+
+FAILURES = 3
+FIRST_REST_S = 30.0
+LONGEST_REST_S = 600.0
+MAX_HELD = 10_000
+# Reasons that waiting does not mend within a few calls: the key is refused, or the account is empty.
+_LASTING = frozenset({"http-401", "http-402", "http-403"})
+_PASSING = frozenset({"http-408", "http-425", "http-429", "unreachable", "timeout"})
+
+
+class Place(NamedTuple):
+    """A summary model as one tenant sees it."""
+
+    tenant: str
+    url: str
+    model: str
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """What is known of a model that fails; `until` is on the clock, `rest_s` 0 while it is still asked."""
+
+    failures: int = 0
+    rest_s: float = 0.0
+    until: float = 0.0
+    probed: bool = False
+
+
+def passing(reason: str) -> bool:
+    """Whether a failure says that the model cannot be had just now, rather than something of the call."""
+    return reason in _PASSING or reason.startswith("http-5")
+
+
+class SummaryBreaker:
+    """Opens after three failures of that kind in a row, or after one refused key; then it rests.
+
+    The first rest is 30 s, and twice the last one, up to 600 s, where the one probe that follows fails. For
+    use on one event loop; the 10,000 newest troubles are remembered.
+
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._troubles: OrderedDict[Place, _Trouble] = OrderedDict()
+
+    @contextmanager
+    def admitted(self, place: Place) -> Iterator[None]:
+        """Calls inside are let through: all of them, or, after a rest, those of one piece of work.
+
+        Raises:
+            SummaryFailed: `breaker-open`.
+        """
+        trouble = self._troubles.get(place)
+        if trouble is None or not trouble.rest_s:
+            yield
+            return
+        if trouble.probed or self.rests(place):
+            raise SummaryFailed("breaker-open")
+        trouble.probed = True
+        try:
+            yield
+        finally:
+            trouble.probed = False
+
+    def rests(self, place: Place) -> bool:
+        """Whether the model is to be left alone right now."""
+        trouble = self._troubles.get(place)
+        return trouble is not None and self._clock() < trouble.until
+
+    @property
+    def resting(self) -> bool:
+        """Whether any model is being left alone right now."""
+        now = self._clock()
+        return any(now < trouble.until for trouble in self._troubles.values())
+
+    def note(self, place: Place, reason: str) -> None:
+        """Learn from a call: its reason of failure, or "" if it was answered.
+
+        What is garbage says nothing of the model behind it; any other answer shows that it is there.
+        """
+        if reason in _LASTING or passing(reason):
+            self._failed(place, lasting=reason in _LASTING)
+        elif reason != "garbage":
+            self._troubles.pop(place, None)
+
+    def _failed(self, place: Place, *, lasting: bool) -> None:
+        trouble = self._troubles.setdefault(place, _Trouble())
+        self._troubles.move_to_end(place)
+        while len(self._troubles) > MAX_HELD:
+            self._troubles.popitem(last=False)
+        trouble.failures += 1
+        if self.rests(place):
+            return  # a call that was under way already
+        if lasting or trouble.rest_s or trouble.failures >= FAILURES:
+            trouble.rest_s = min(max(FIRST_REST_S, 2 * trouble.rest_s), LONGEST_REST_S)
+            trouble.until = self._clock() + trouble.rest_s
+
+
+# Weight of the newest call in the average.
+NEWEST_SHARE = 0.3
+
+
+class Pace:
+    """A moving average for each model of how long a call takes, in seconds."""
+
+    def __init__(self) -> None:
+        self._averages: OrderedDict[Place, float] = OrderedDict()
+
+    def expected_s(self, place: Place) -> float | None:
+        """What the next call may be expected to take; None if nothing is known."""
+        return self._averages.get(place)
+
+    def took(self, place: Place, seconds: float) -> None:
+        """A call was answered after so long."""
+        known = self._averages.get(place, seconds)
+        self._averages[place] = known + NEWEST_SHARE * (seconds - known)
+        self._averages.move_to_end(place)
+        while len(self._averages) > MAX_HELD:
+            self._averages.popitem(last=False)
+
+    def given_up(self, place: Place, seconds: float) -> None:
+        """A call had no answer yet after so long: it would have taken at least that."""
+        if seconds >= self._averages.get(place, 0.0):
+            self.took(place, seconds)
+
+
+HOUR_S = 3_600.0
+MAX_TENANTS = 10_000
+# Tokens of a call that counts as one; each further so many count as one more.
+CALL_TOKENS = 100_000
+
+
+class Allowance:
+    """Counts each tenant's calls of the last hour; the 10,000 tenants that called last are remembered.
+
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._calls: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def take(self, tenant: str, calls_per_hour: int, tokens: int = 0) -> None:
+        """Book one call.
+
+        Args:
+            tenant: Whose it is.
+            calls_per_hour: How many the tenant may make; 0: no bound, and nothing is booked. The last one may
+                be a long one.
+            tokens: What it may take, prompt and answer together.
+
+        Raises:
+            SummaryFailed: `budget`; there is none left.
+        """
+        if not calls_per_hour:
+            return
+        now = self._clock()
+        calls = self._calls.setdefault(tenant, deque())
+        self._calls.move_to_end(tenant)
+        while len(self._calls) > MAX_TENANTS:
+            self._calls.popitem(last=False)
+        while calls and calls[0] <= now - HOUR_S:
+            calls.popleft()
+        if len(calls) >= calls_per_hour:
+            raise SummaryFailed("budget")
+        calls.extend(repeat(now, max(1, ceil(tokens / CALL_TOKENS))))
+
 
 ATTEMPTS = 3
 FIRST_PAUSE_S = 0.2

@@ -10,7 +10,7 @@ import httpx
 from starlette.types import Receive, Scope, Send
 
 from compaction_proxy.compaction.compactor import REPLAYS, Compactor
-from compaction_proxy.compaction.policies import policy_for
+from compaction_proxy.compaction.request_limits import policy_for
 from compaction_proxy.compaction.types import Ask, Fit, Mode, Report, Status
 from compaction_proxy.config.config import Config, for_model
 from compaction_proxy.core.errors import Overloaded, Unreadable, UpstreamError

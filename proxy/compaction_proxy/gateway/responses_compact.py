@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from starlette.types import Receive, Scope, Send
 
-from compaction_proxy.compaction.policies import policy_for
+from compaction_proxy.compaction.request_limits import policy_for
 from compaction_proxy.compaction.stateless import Aside, Shortened, shortened
 from compaction_proxy.compaction.types import Ask, Mode
 from compaction_proxy.config.config import Config, for_model

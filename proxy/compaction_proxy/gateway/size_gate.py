@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from compaction_proxy.compaction.compacted_conversations import CompactedConversations
 from compaction_proxy.compaction.directives import Wishing
-from compaction_proxy.compaction.policies import policy_for
+from compaction_proxy.compaction.request_limits import policy_for
 from compaction_proxy.config.config import Config, for_model
 from compaction_proxy.config.sections import WIRES
 from compaction_proxy.core.budget import budget

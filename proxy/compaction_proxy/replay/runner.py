@@ -13,7 +13,7 @@ from typing import Any
 
 from compaction_proxy.compaction.compactor import REPLAYS, Compactor
 from compaction_proxy.compaction.feedback import Observing
-from compaction_proxy.compaction.policies import policy_for
+from compaction_proxy.compaction.request_limits import policy_for
 from compaction_proxy.compaction.summary_request import SummaryRoute
 from compaction_proxy.compaction.types import Ask, Fit, Mode, Status
 from compaction_proxy.config.config import ModelSettings

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from compaction_proxy.cli.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 from compaction_proxy.cli.doctor.http_probe import Answered, asked
-from compaction_proxy.compaction.policies import policy_for
+from compaction_proxy.compaction.request_limits import policy_for
 from compaction_proxy.config.config import Config, ModelSettings, for_model
 from compaction_proxy.core.errors import SummaryFailed, UpstreamError
 from compaction_proxy.core.summary.call import SummaryCall
