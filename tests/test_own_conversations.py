@@ -9,7 +9,7 @@ from compaction_proxy.compaction.commands import Overview, Steering
 from compaction_proxy.compaction.directives import NONE, Wishes
 from compaction_proxy.core.errors import RequestRefused, StoreUnavailable
 from compaction_proxy.core.event import COMPACTED, Event
-from compaction_proxy.gateway.mcp.own_conversations import AWAY, LISTED, NONE_YET, NOT_FOUND, OwnConversations
+from compaction_proxy.gateway.mcp.tools import AWAY, LISTED, NONE_YET, NOT_FOUND, OwnConversations
 from compaction_proxy.telemetry.conversation_registry import Owners, Seen
 from compaction_proxy.telemetry.totals import Totals
 

@@ -28,8 +28,7 @@ from compaction_proxy.gateway.concurrency_limit import Admission
 from compaction_proxy.gateway.dispatcher import Dispatcher, RelayHandler
 from compaction_proxy.gateway.identity import origin
 from compaction_proxy.gateway.mcp.endpoint import Mcp
-from compaction_proxy.gateway.mcp.own_conversations import OwnConversations
-from compaction_proxy.gateway.mcp.tools import Tools
+from compaction_proxy.gateway.mcp.tools import OwnConversations, Tools
 from compaction_proxy.gateway.routes import create_relay_routes
 from compaction_proxy.gateway.size_gate import Gate, gates
 from compaction_proxy.installation import choose_budget

@@ -9,9 +9,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.sections import MESSAGES, RESPONSES
-from compaction_proxy.gateway import count_tokens, responses_compact
+from compaction_proxy.gateway import compact_api, count_tokens
 from compaction_proxy.gateway.after_response import Aftermath
-from compaction_proxy.gateway.compact_api import Compact
+from compaction_proxy.gateway.compact_api import Compact, InputCompactor, ResponsesCompact
 from compaction_proxy.gateway.compaction_items import CompactionItems
 from compaction_proxy.gateway.compaction_trigger import TriggerResponder
 from compaction_proxy.gateway.concurrency_limit import Admission
@@ -20,11 +20,9 @@ from compaction_proxy.gateway.endpoint import Endpoint
 from compaction_proxy.gateway.identity import origin
 from compaction_proxy.gateway.incidents import Trouble
 from compaction_proxy.gateway.passthrough import Blind
-from compaction_proxy.gateway.responses_compact import InputCompactor, ResponsesCompact
 from compaction_proxy.gateway.size_gate import Gate
 from compaction_proxy.gateway.unread_conversations import UnreadConversations
-from compaction_proxy.gateway.upstream import Upstream
-from compaction_proxy.gateway.upstreams import upstreams
+from compaction_proxy.gateway.upstream import Upstream, upstreams
 from compaction_proxy.providers.discovery import HttpDiscovery
 from compaction_proxy.runtime import Parts
 from compaction_proxy.storage.records import Records
@@ -92,7 +90,7 @@ def endpoints(
         count_tokens.ENDING: _counting(config, parts, targets[MESSAGES], blind, admission),
     }
     if config.upstream.responses_compact != "relay":
-        posts[responses_compact.ENDING] = ResponsesCompact(
+        posts[compact_api.ENDING] = ResponsesCompact(
             config, targets[RESPONSES], compactor=compactor, items=items, admission=admission
         )
     return Endpoints(wires, posts, blind, _compact(config, parts, targets[CHAT.name], admission))

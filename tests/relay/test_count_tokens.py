@@ -22,8 +22,8 @@ from compaction_proxy.gateway.concurrency_limit import Admission
 from compaction_proxy.gateway.count_tokens import CountTokens
 from compaction_proxy.gateway.passthrough import Blind
 from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.upstream import upstreams
 from compaction_proxy.gateway.upstream_monitor import UpstreamMonitor
-from compaction_proxy.gateway.upstreams import upstreams
 from compaction_proxy.providers.model_limits import Learning
 from compaction_proxy.providers.token_counting import Counting
 from compaction_proxy.providers.tokenizers import CharacterCounter

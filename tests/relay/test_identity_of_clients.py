@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from compaction_proxy.config.config import Config
-from compaction_proxy.gateway.hints import hint
-from compaction_proxy.gateway.identity import named
+from compaction_proxy.gateway.identity import Whose, hint, named
 from compaction_proxy.gateway.side_requests import CLASS, Side, SideCalls, side
-from compaction_proxy.gateway.whose import Whose
 
 CLIENTS = json.loads((Path(__file__).parents[1] / "fixtures" / "client_headers.json").read_text())
 ID = "0199a213-81c2-7800-8aa1-bbab2a035a53"

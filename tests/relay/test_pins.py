@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from compaction_proxy.compaction.directives import MAX_PINS, valid_pin
 from compaction_proxy.core.errors import RequestRefused
-from compaction_proxy.gateway.pins import PIN_HEADER, pins
+from compaction_proxy.gateway.control_headers import PIN_HEADER, pins
 
 
 def sent(*values: bytes) -> list[tuple[bytes, bytes]]:

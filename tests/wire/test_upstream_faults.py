@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.gateway import upstreams
+from compaction_proxy.gateway import upstream as upstreams
 from compaction_proxy.telemetry import exchange_log
 from tests.certificates import self_signed
 from tests.fault_tcp import Faults, FaultTcp

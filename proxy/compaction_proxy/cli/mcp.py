@@ -41,7 +41,7 @@ def mcp(
     from compaction_proxy.gateway.mcp.tools import NOT_INSTALLED
 
     try:
-        from compaction_proxy.gateway.mcp.stdio import run
+        from compaction_proxy.gateway.mcp.server import run
     except ModuleNotFoundError:
         fail(NOT_INSTALLED, FAILED)
     headers = {**_shown(credential), **(_field(session) if session else {})}

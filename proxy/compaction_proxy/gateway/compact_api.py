@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from secrets import token_hex
+from typing import Any, Final, NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
@@ -17,21 +18,32 @@ from compaction_proxy.compaction.request_limits import policy_for
 from compaction_proxy.compaction.stateless import Aside, Shortened, shortened
 from compaction_proxy.compaction.types import Ask, Mode, Status
 from compaction_proxy.config.config import Config, ModelSettings, for_model
-from compaction_proxy.core.errors import RequestRefused, Unreadable
+from compaction_proxy.core.errors import ProxyError, RequestRefused, Unreadable
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.gateway.body_budget import BodyHold
 from compaction_proxy.gateway.body_decoder import UNDECODABLE
 from compaction_proxy.gateway.client_stream import read_body, while_connected
+from compaction_proxy.gateway.compaction_items import CompactionItems
 from compaction_proxy.gateway.concurrency_limit import Admission
 from compaction_proxy.gateway.headers import first_values, length_of
+from compaction_proxy.gateway.identity import Whose, origin
 from compaction_proxy.gateway.summary_routes import summary_routes
-from compaction_proxy.gateway.upstream import Upstream
-from compaction_proxy.gateway.whose import Whose
+from compaction_proxy.gateway.upstream import (
+    PEEK_BYTES,
+    Answer,
+    Upstream,
+    build_request,
+    open_answer,
+    relay_back,
+)
 from compaction_proxy.support.offload import beside
-from compaction_proxy.wires.body import Body, read
+from compaction_proxy.wires.body import Body, read, small
 from compaction_proxy.wires.chat.wire import CHAT
+from compaction_proxy.wires.decompress import IDENTITY, Inflater
 from compaction_proxy.wires.json.slices import members
 from compaction_proxy.wires.project_instructions import find_client
+from compaction_proxy.wires.responses.compaction_item import read_items
+from compaction_proxy.wires.responses.wire import RESPONSES
 
 # Where a provider is asked for summaries: the client has named no path of its own.
 _ASKED = {"raw_path": b"/v1/chat/completions", "query_string": b""}
@@ -250,3 +262,219 @@ async def _answered(send: Send, body: bytes) -> None:
     ]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+ENDING: Final = b"/responses/compact"
+# What upstreams answer that have no such path.
+_ABSENT: Final = frozenset({404, 405, 501})
+# How error codes end that are about something that the request names: the path is there.
+_NAMED_IS_ABSENT: Final = "_not_found"
+_ID_BYTES: Final = 16
+
+
+class InputCompactor:
+    """Compacts the input of requests on the Responses wire, and keeps nothing.
+
+    Args:
+        config: The configuration.
+        upstream: Where requests of this wire go, and where summaries are asked for.
+        aside: Compacts.
+        secret: Gives the key of the digests that tell tenants apart.
+    """
+
+    def __init__(self, config: Config, upstream: Upstream, aside: Aside, secret: Callable[[], bytes]) -> None:
+        self._config = config
+        self._upstream = upstream
+        self._origin = origin(upstream.base_url)
+        self._aside = aside
+        self._whose = Whose(config, self._origin, secret)
+
+    async def compact(self, body: Body, scope: Scope) -> Shortened:
+        """Returns what the configured strategy makes of a body's input, as if it had been asked for by force.
+
+        Args:
+            body: The request.
+            scope: Its head (ASGI), whose path may end in `/compact`.
+
+        Raises:
+            Unreadable: An item is none.
+            Crashed: A fault of ours, which the log tells of.
+        """
+        return await shortened(self._aside, self._build_ask(body, scope), None)
+
+    def _build_ask(self, body: Body, scope: Scope) -> Ask:
+        headers = scope["headers"]
+        who = self._whose.of(headers, first_values(headers))
+        settings = patient(for_model(self._config, body.model), None)
+        policy = policy_for(settings, None)
+        asked: Scope = {**scope, "raw_path": scope["raw_path"].removesuffix(b"/compact")}
+        asking = partial(summary_routes, self._config, settings, policy, self._upstream, asked)
+        return Ask(
+            body=body,
+            model=body.model,
+            tenant=who.tenant,
+            conversation=None,
+            origin=self._origin,
+            settings=settings,
+            mode=Mode.FORCE,
+            trigger_tokens=None,
+            whom=partial(asking, body.model, RESPONSES),
+            patience_s=None,
+            client=find_client(first_values(headers)),
+        )
+
+
+class ResponsesCompact:
+    """An ASGI endpoint that compacts the input of a request on the Responses wire, and keeps nothing.
+
+    Args:
+        config: The configuration; `upstream.responses_compact` says who answers.
+        upstream: Where requests of this wire go.
+        compactor: Compacts.
+        items: Opens the compaction items of ours that a request holds.
+        admission: Places for requests under way.
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        upstream: Upstream,
+        *,
+        compactor: InputCompactor,
+        items: CompactionItems,
+        admission: Admission,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._config = config
+        self._upstream = upstream
+        self._compactor = compactor
+        self._items = items
+        self._admission = admission
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request.
+
+        Raises:
+            RequestRefused: The body is too large, nobody can compact it, or a compaction item does not open.
+            Overloaded: There are too many requests.
+            UpstreamError: There was no answer.
+            ClientDisconnect: The client left; whoever was asked has been hung up on.
+        """
+        if not self._admission.entered():
+            await self._admission.wait()
+        hold = self._admission.bodies.open()
+        try:
+            declared = length_of(first_values(scope["headers"]).get(b"content-length"))
+            raw = await read_body(scope, receive, self._config.server.max_body_bytes, hold, declared)
+            raw = await self._items.expand(raw, scope, restored=True)
+            async with while_connected(scope, receive):
+                if self._config.upstream.responses_compact == "answer":
+                    await _answered(send, await self._compacted(raw, scope, hold))
+                else:
+                    await self._relayed(raw, scope, send, hold)
+        finally:
+            hold.release()
+            self._admission.leave()
+
+    async def _relayed(self, raw: bytes, scope: Scope, send: Send, hold: BodyHold) -> None:
+        """The upstream's answer; ours where it has none, and the request is one that we can answer."""
+        answer = await open_answer(self._upstream, build_request(self._upstream, scope, raw))
+        try:
+            body = await self._instead(answer, raw, scope, hold)
+            if body is None:
+                await relay_back(answer, send)
+                return
+        finally:
+            await answer.aclose()
+        await _answered(send, body)
+
+    async def _instead(self, answer: Answer, raw: bytes, scope: Scope, hold: BodyHold) -> bytes | None:
+        if not await _is_absent(answer):
+            return None
+        try:
+            return await self._compacted(raw, scope, hold)
+        except ProxyError:
+            return None
+
+    async def _compacted(self, raw: bytes, scope: Scope, hold: BodyHold) -> bytes:
+        """The answer's body.
+
+        Raises:
+            RequestRefused: 400, it holds nothing that could be compacted; 413, 415, see `BodyDecoder`.
+            Overloaded: There was no room to decode it in time.
+        """
+        limit = self._config.server.max_body_bytes
+        decoded = await self._admission.decoder.decode(raw, scope["headers"], hold, limit)
+        if decoded is None:
+            raise RequestRefused(415, UNDECODABLE, "encoded")
+        try:
+            if decoded is not raw:
+                decoded = await self._items.expand(decoded, scope, restored=True)
+            body = await beside(partial(read, decoded, RESPONSES))
+            came = await self._compactor.compact(body, scope)
+        except Unreadable as unreadable:
+            code = unreadable.reason.replace("-", "_")
+            message = f"The body holds no input that could be compacted: {unreadable.reason}."
+            raise RequestRefused(400, message, code) from unreadable
+        return await beside(partial(_written, came, int(self._clock())))
+
+
+async def _is_absent(answer: Answer) -> bool:
+    """Whether the upstream has no such path."""
+    if answer.response.status not in _ABSENT:
+        return False
+    told = small(read_plain(await answer.peek(PEEK_BYTES), answer.field(b"content-encoding")))
+    error = told.get("error") if isinstance(told, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    return not (isinstance(code, str) and code.endswith(_NAMED_IS_ABSENT))
+
+
+def read_plain(body: bytes, encoding: str, limit_bytes: int = PEEK_BYTES) -> bytes:
+    """Returns a body as it was before it was packed.
+
+    Args:
+        body: The body as it came.
+        encoding: Its `content-encoding`.
+        limit_bytes: The most that is unpacked; of more, or where it cannot be undone, nothing is returned.
+    """
+    return body if encoding.strip().lower() in IDENTITY else Inflater(encoding, limit_bytes).feed(body)
+
+
+def _written(came: Shortened, created_at: int) -> bytes:
+    """The answer. Sizes are estimates of the input before and after."""
+    head = {"id": f"resp_{token_hex(_ID_BYTES)}", "object": "response.compaction", "created_at": created_at}
+    output = b",".join(map(_in_full, read_items(came.fit.raw)))
+    return b'%b,"output":[%b],"usage":%b}' % (
+        json.dumps(head)[:-1].encode(),
+        output,
+        json.dumps(tell_usage(came)).encode(),
+    )
+
+
+def tell_usage(came: Shortened) -> dict[str, Any]:
+    """Returns the `usage` of a compaction: estimated tokens of the input before it and after."""
+    before, after = came.first.report.tokens_before or 0, came.fit.report.tokens_after or 0
+    return {
+        "input_tokens": before,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": after,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": before + after,
+    }
+
+
+def _in_full(raw: bytes) -> bytes:
+    """An item as answers hold them: a message in short, which only requests may hold, is written out."""
+    item: dict[str, Any] = json.loads(raw)
+    if item.get("type", "message") != "message":
+        return raw
+    content = item.get("content")
+    if "type" in item and not isinstance(content, str):
+        return raw
+    item = {"type": "message", "role": "user", **item}
+    if isinstance(content, str):
+        kind = "output_text" if item["role"] == "assistant" else "input_text"
+        item["content"] = [{"type": kind, "text": content}]
+    return json.dumps(item).encode()

@@ -19,12 +19,12 @@ from compaction_proxy.compaction.stateless import Shortened
 from compaction_proxy.compaction.types import Status
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import ProxyError, Unreadable
+from compaction_proxy.gateway.compact_api import InputCompactor, read_plain, tell_usage
 from compaction_proxy.gateway.compaction_items import CompactionItems
 from compaction_proxy.gateway.control_headers import report_headers
 from compaction_proxy.gateway.headers import EVENT_STREAM
 from compaction_proxy.gateway.identity import Who, origin
 from compaction_proxy.gateway.overflow_probe import too_long
-from compaction_proxy.gateway.responses_compact import InputCompactor, read_plain, tell_usage
 from compaction_proxy.gateway.upstream import PEEK_BYTES, Answer, Upstream
 from compaction_proxy.providers.model_limits import Learning
 from compaction_proxy.support.offload import beside

@@ -4,12 +4,43 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from urllib.parse import unquote_to_bytes
 
+from compaction_proxy.compaction.directives import MAX_PIN_CHARACTERS, MAX_PINS, valid_pin
 from compaction_proxy.compaction.types import Mode, Report, Status
 from compaction_proxy.core.errors import RequestRefused
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.gateway.headers import Headers, first_values
-from compaction_proxy.gateway.pins import PIN_HEADER, pins
+
+PIN_HEADER = b"x-compaction-pin"
+
+
+def pins(headers: Sequence[tuple[bytes, bytes]]) -> tuple[str, ...]:
+    """The pins of a request, in their order, each once; names are in lower case.
+
+    Raises:
+        RequestRefused: 400, one is empty, too long, holds a control character, or is no UTF-8; or there are
+            more than a conversation may have.
+    """
+    found = tuple(dict.fromkeys(_pin(held) for name, held in headers if name == PIN_HEADER))
+    if len(found) > MAX_PINS:
+        raise _refuse_pin(f"may come {MAX_PINS} times at most")
+    return found
+
+
+def _pin(held: bytes) -> str:
+    try:
+        pin = valid_pin(unquote_to_bytes(held).decode("utf-8"))
+    except UnicodeDecodeError:
+        raise _refuse_pin("must be UTF-8, or percent-encoded UTF-8") from None
+    if pin is None:
+        raise _refuse_pin(f"must hold 1 to {MAX_PIN_CHARACTERS} characters, none of them a control character")
+    return pin
+
+
+def _refuse_pin(wanted: str) -> RequestRefused:
+    return RequestRefused(400, f"The header {PIN_HEADER.decode()} {wanted}.", "invalid_compaction_header")
+
 
 _REQUESTED = {mode.value: mode for mode in (Mode.FORCE, Mode.BYPASS, Mode.SHADOW)}
 _TRIGGER = re.compile(r"0{0,9}[1-9][0-9]{0,8}")

@@ -19,10 +19,9 @@ from compaction_proxy.gateway.body_budget import BodyHold
 from compaction_proxy.gateway.client_stream import read_body, while_connected
 from compaction_proxy.gateway.concurrency_limit import Admission
 from compaction_proxy.gateway.headers import content_length, first_values
-from compaction_proxy.gateway.identity import origin
+from compaction_proxy.gateway.identity import Whose, origin
 from compaction_proxy.gateway.passthrough import Blind
 from compaction_proxy.gateway.upstream import Upstream, build_request, open_answer, relay_back
-from compaction_proxy.gateway.whose import Whose
 from compaction_proxy.providers.model_limits import Learning
 from compaction_proxy.support.fail_open import contained
 from compaction_proxy.support.log_events import NOT_OBSERVED

@@ -13,8 +13,7 @@ from compaction_proxy.gateway.client_auth import EVERYBODY, KnownClients
 from compaction_proxy.gateway.headers import HOP_HEADER, first_values, refuse_loop
 from compaction_proxy.gateway.paths import COMPACT_PATH, MCP_PATH, is_own
 from compaction_proxy.gateway.sse_keepalive import kept_alive
-from compaction_proxy.gateway.upstream import send_error
-from compaction_proxy.gateway.upstreams import error_shape
+from compaction_proxy.gateway.upstream import error_shape, send_error
 from compaction_proxy.wires.registry import dialect_of
 
 # What goes with 426 (RFC 9110 §15.5.22): the protocol to ask in. Clients of the Responses API go on over HTTP

@@ -22,7 +22,7 @@ from compaction_proxy.gateway.compaction_trigger import TriggerRequest, TriggerR
 from compaction_proxy.gateway.concurrency_limit import Admission
 from compaction_proxy.gateway.control_headers import ASKING, Control, control, stricter
 from compaction_proxy.gateway.headers import drop_field, first_values, length_of
-from compaction_proxy.gateway.identity import origin
+from compaction_proxy.gateway.identity import Whose, origin
 from compaction_proxy.gateway.overflow_probe import too_long
 from compaction_proxy.gateway.paths import deployment
 from compaction_proxy.gateway.recall_loop import Course, Offer, asked_with, minds, offer
@@ -41,7 +41,6 @@ from compaction_proxy.gateway.upstream import (
     relay_back,
     send_error,
 )
-from compaction_proxy.gateway.whose import Whose
 from compaction_proxy.recall.tool import Memory
 from compaction_proxy.telemetry.logs import REQUEST
 from compaction_proxy.telemetry.tracing import Tracer

@@ -10,8 +10,7 @@ from compaction_proxy.gateway.body_budget import BodyHold
 from compaction_proxy.gateway.client_stream import read_body, stream_body, while_connected
 from compaction_proxy.gateway.concurrency_limit import Admission
 from compaction_proxy.gateway.headers import content_length, first_values, value
-from compaction_proxy.gateway.upstream import Upstream, build_request, open_answer, relay_back
-from compaction_proxy.gateway.upstreams import wire_of
+from compaction_proxy.gateway.upstream import Upstream, build_request, open_answer, relay_back, wire_of
 
 REPLAYABLE_BYTES = 262_144  # a body up to this size is read whole, so that it can be sent twice
 

@@ -5,24 +5,28 @@ The engine is called directly, without an `httpx.AsyncClient` on the hot path.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import httpx
 import structlog
 from starlette.types import Scope, Send
 
+from compaction_proxy.config.config import Config
+from compaction_proxy.config.sections import WIRES
 from compaction_proxy.core.errors import Overloaded, Shown, UpstreamError, openai_error
 from compaction_proxy.core.exchange import FAILED_FROM
 from compaction_proxy.core.upstream_failure import OUT_OF_SOCKETS
 from compaction_proxy.gateway.client.types import HttpEngine, HttpRequest, HttpResponse
 from compaction_proxy.gateway.concurrency_limit import RETRY_AFTER_S
-from compaction_proxy.gateway.headers import Headers, content_length, to_client, to_upstream
+from compaction_proxy.gateway.headers import Headers, content_length, first_values, to_client, to_upstream
 from compaction_proxy.gateway.identity import origin
 from compaction_proxy.gateway.paths import join
 from compaction_proxy.gateway.upstream_monitor import UpstreamMonitor
 from compaction_proxy.support.fail_open import contained
 from compaction_proxy.support.log_events import TAP_FAILED
+from compaction_proxy.wires.registry import WIRES as DIALECTS
 
 # How much of an error's body is looked at, in bytes.
 PEEK_BYTES = 65_536
@@ -290,3 +294,54 @@ async def send_error(
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+CONNECT_TIMEOUT_S = 10.0
+# What every request of an Anthropic client carries, to whatever path.
+ANTHROPIC = b"anthropic-version"
+
+
+def upstreams(
+    config: Config, engine: HttpEngine, hop: str, monitor: UpstreamMonitor
+) -> Mapping[str, Upstream]:
+    """Where requests go, by the name of their wire.
+
+    Args:
+        config: The configuration.
+        engine: What sends.
+        hop: The mark of this installation.
+        monitor: Reports their failures.
+    """
+    made: dict[str, Upstream] = {}
+    for wire in WIRES:
+        base_url, key = config.upstream.provider(wire)
+        made[wire] = Upstream(
+            base_url=base_url,
+            api_key=key,
+            hop=hop,
+            engine=engine,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            read_timeout_s=config.upstream.timeout_s,
+            key_field=DIALECTS[wire].key_field,
+            monitor=monitor,
+        )
+    monitor.keep_targets({each.target for each in made.values()})
+    return MappingProxyType(made)
+
+
+def wire_of(raw_path: bytes, first: Mapping[bytes, bytes]) -> str:
+    """The wire whose provider answers a request that no dialect reads.
+
+    Args:
+        raw_path: The path as the client wrote it.
+        first: The first value of each header field (`headers.first_values`).
+    """
+    if ANTHROPIC in first or b"/v1/messages/" in raw_path or raw_path.endswith(b"/v1/messages"):
+        return "messages"
+    return "responses" if b"/responses/" in raw_path or raw_path.endswith(b"/responses") else "chat"
+
+
+def error_shape(scope: Scope) -> Callable[[Shown], bytes]:
+    """How clients of this path expect errors."""
+    wire = DIALECTS.get(wire_of(scope["raw_path"], first_values(scope["headers"])))
+    return wire.error if wire else openai_error

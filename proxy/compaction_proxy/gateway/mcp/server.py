@@ -9,6 +9,7 @@ from typing import Any
 
 import mcp_types as types
 from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.types import Receive, Scope, Send
 
@@ -76,3 +77,14 @@ async def serve(call: Call, scope: Scope, receive: Receive, send: Send) -> None:
     manager = StreamableHTTPSessionManager(server(call), json_response=True, stateless=True)
     async with manager.run():
         await manager.handle_request(scope, receive, send)
+
+
+async def run(call: Call) -> None:
+    """Serve the client at stdin and stdout until it closes them.
+
+    Args:
+        call: Answers a call of the tool with this name and these arguments.
+    """
+    tools = server(call)
+    async with stdio_server() as (read, write):
+        await tools.run(read, write, tools.create_initialization_options())

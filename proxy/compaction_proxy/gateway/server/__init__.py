@@ -13,9 +13,9 @@ from compaction_proxy.gateway.server.sockets import (
     listen,
     listen_on_path,
     removed_at_the_end,
+    tls_context,
 )
 from compaction_proxy.gateway.server.timeouts import Deadlines
-from compaction_proxy.gateway.server.tls import tls_context
 
 __all__ = [
     "PORT_IS_SPREAD",
