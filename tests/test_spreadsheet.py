@@ -2,7 +2,7 @@
 
 import pytest
 
-from compaction_proxy.admin.api.spreadsheet import line
+from compaction_proxy.admin.api.export import line
 
 
 @pytest.mark.parametrize(

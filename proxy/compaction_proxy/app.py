@@ -11,8 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from compaction_proxy.admin.api.replay import replay_routes
 from compaction_proxy.admin.api.routing import Api, Settings
 from compaction_proxy.admin.app import create_admin
-from compaction_proxy.admin.auth import Access
-from compaction_proxy.admin.bodies import HeldBodies
+from compaction_proxy.admin.auth import Access, HeldBodies
 from compaction_proxy.admin.queries import Watching
 from compaction_proxy.admin.replay_source import stored
 from compaction_proxy.admin.ui.app import with_pages

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from compaction_proxy.admin.bodies import MAX_BODY_BYTES
+from compaction_proxy.admin.auth import MAX_BODY_BYTES
 from compaction_proxy.app import create_app
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.server import served

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from compaction_proxy.admin.api import figures
+from compaction_proxy.admin.api import schemas
 from compaction_proxy.admin.api.routing import Api, Settings
 from compaction_proxy.admin.app import Readiness, create_admin
 from compaction_proxy.admin.auth import Access
@@ -205,4 +205,4 @@ async def test_a_store_that_is_away_is_said_to_be() -> None:
 
 
 def test_an_exchange_without_a_price_says_so() -> None:
-    assert figures.exchange(Kept(exchange(1.0), None))["saving"] is None
+    assert schemas.exchange(Kept(exchange(1.0), None))["saving"] is None

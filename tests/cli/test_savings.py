@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from typer.testing import Result
 
-from compaction_proxy.admin.api.figures import stats_row
+from compaction_proxy.admin.api.schemas import stats_row
 from compaction_proxy.cli.savings import comma_separated
 from compaction_proxy.telemetry.counters import Counters
 from compaction_proxy.telemetry.statistics import Row

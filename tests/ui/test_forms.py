@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
+from compaction_proxy.admin.ui.actions import form
 from compaction_proxy.admin.ui.api import Refused
-from compaction_proxy.admin.ui.forms import form
 
 TEXT = st.text(st.characters(codec="utf-8"))
 KIND = (b"content-type", b"application/x-www-form-urlencoded")

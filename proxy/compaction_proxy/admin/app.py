@@ -1,6 +1,6 @@
 """Our own paths: health, the admin API, and an answer in OpenAI's shape for everything else below them."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -11,16 +11,33 @@ from starlette.status import HTTP_400_BAD_REQUEST, HTTP_413_CONTENT_TOO_LARGE
 from starlette.types import Lifespan
 
 from compaction_proxy import __version__
-from compaction_proxy.admin.api import conversations, events, export, overview, steering
+from compaction_proxy.admin.api import conversations, events, export, overview
 from compaction_proxy.admin.api.routing import Api, install
-from compaction_proxy.admin.bodies import MAX_BODY_BYTES
-from compaction_proxy.admin.metrics import Written, metrics_routes
+from compaction_proxy.admin.auth import MAX_BODY_BYTES
 from compaction_proxy.core.errors import RequestRefused, openai_error
+
+PATH = "/metrics"
+METHODS = ["GET", "HEAD"]
+
+Written = Callable[[str], Awaitable[tuple[bytes, str]]]
+"""Gives all metrics in the form that a value of `Accept` prefers, and their content type."""
+
+
+def metrics_routes(written: Written) -> APIRouter:
+    """The route that answers with metrics."""
+    routes = APIRouter()
+
+    async def metrics(request: Request) -> Response:
+        text, content_type = await written(request.headers.get("accept", ""))
+        return Response(text, 200, {"content-type": content_type, "cache-control": "no-store"})
+
+    routes.add_api_route(PATH, metrics, methods=METHODS)
+    return routes
+
 
 ALIVE_PATHS = ("/livez", "/health/liveliness", "/health/liveness")
 READY_PATHS = ("/readyz", "/healthz", "/health", "/health/readiness")
-METHODS = ["GET", "HEAD"]
-ROUTERS = (conversations.router, steering.router, overview.router, events.router, export.router)
+ROUTERS = (conversations.router, overview.router, events.router, export.router)
 CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 # What is wrong with a body, where that is the trouble.
 BODIES = {

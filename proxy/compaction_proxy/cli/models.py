@@ -70,7 +70,7 @@ def _described(config: "Config", names: Iterable[str]) -> list[dict[str, Any]]:
     import asyncio
     from dataclasses import asdict
 
-    from compaction_proxy.admin.api import figures
+    from compaction_proxy.admin.api import schemas
     from compaction_proxy.admin.queries import model_of
     from compaction_proxy.gateway.identity import origin
     from compaction_proxy.providers.price_process import PriceProcess
@@ -79,7 +79,7 @@ def _described(config: "Config", names: Iterable[str]) -> list[dict[str, Any]]:
     pricing = Pricing(config, PriceProcess())
     where, names = origin(config.upstream.base_url), list(names)
     asyncio.run(pricing.ready((name, where) for name in names))
-    return [asdict(figures.model(model_of(config, name, pricing.of(name, where)))) for name in names]
+    return [asdict(schemas.model(model_of(config, name, pricing.of(name, where)))) for name in names]
 
 
 def _listing(rows: Iterable[dict[str, Any]], most: int | None) -> list[str]:

@@ -110,7 +110,7 @@ def receipt(since: str, total: Row) -> list[str]:
 
 def comma_separated(rows: list[dict[str, Any]]) -> list[str]:
     """A line for each row and one of titles; of the overhead its quantiles, not the buckets they are from."""
-    from compaction_proxy.admin.api.spreadsheet import line
+    from compaction_proxy.admin.api.export import line
     from compaction_proxy.cli.output import clean
 
     told = [dict(_singles(row)) for row in rows]

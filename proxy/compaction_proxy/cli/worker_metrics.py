@@ -41,9 +41,7 @@ def join_metrics(worker: int) -> None:
 
 def leave_metrics(worker: int) -> None:
     """Drop what was true of a worker only while it lived. For its parent."""
-    from compaction_proxy.telemetry.metrics import (
-        forget,  # only where one dies: it takes a while and some memory
-    )
+    from compaction_proxy.telemetry.metrics import forget
 
     folder = os.environ.get(VARIABLE)
     if folder:

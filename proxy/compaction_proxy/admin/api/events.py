@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from compaction_proxy.admin.api import figures
+from compaction_proxy.admin.api import schemas
 from compaction_proxy.admin.api.routing import Watches, answer, api, routes
 from compaction_proxy.admin.queries import MAX_LOOKED_AT
 from compaction_proxy.telemetry.live_feed import Item
@@ -27,11 +27,11 @@ LastId = Annotated[str, Header(max_length=MAX_ID_CHARACTERS)]
 router = routes()
 
 
-@router.get("/events", response_model=figures.FedEvents)
+@router.get("/events", response_model=schemas.FedEvents)
 async def _recent(watching: Watches, limit: Many = 100, *, failures: bool = False) -> Response:
     """What has happened last, newest first; with `failures` only what went wrong."""
     found = await watching.recent(limit, failures=failures)
-    return answer({"events": [figures.fed(each) for each in found]})
+    return answer({"events": [schemas.fed(each) for each in found]})
 
 
 @router.get(
@@ -82,5 +82,5 @@ async def stream(
 
 def written(item: Item) -> bytes:
     """An item as a server-sent event."""
-    data = json.dumps(figures.shown(item), allow_nan=False)
+    data = json.dumps(schemas.shown(item), allow_nan=False)
     return f"id: {item.id}\nevent: {item.kind}\ndata: {data}\n\n".encode()

@@ -4,17 +4,17 @@ They are written while they are read, one conversation at a time. No text of a c
 `conversations/{id}/export` has that.
 """
 
+import csv
+import io
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
 from fastapi.responses import StreamingResponse
 
-from compaction_proxy.admin.api import figures
-from compaction_proxy.admin.api.periods import Time, moment
-from compaction_proxy.admin.api.routing import Watches, routes
-from compaction_proxy.admin.api.spreadsheet import line
+from compaction_proxy.admin.api import schemas
+from compaction_proxy.admin.api.routing import Time, Watches, moment, routes
 from compaction_proxy.admin.queries import Watching
 from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.event import Event
@@ -23,6 +23,23 @@ from compaction_proxy.telemetry.counters import COUNTS
 from compaction_proxy.telemetry.live_feed import HIDDEN
 from compaction_proxy.telemetry.statistics import By
 from compaction_proxy.telemetry.totals import DOLLARS
+
+# What a spreadsheet takes for a formula begins with one of these.
+FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+def line(values: Iterable[object]) -> str:
+    """A line of CSV with its end (RFC 4180); nothing in it is computed, and what is None stays empty."""
+    made = io.StringIO()
+    csv.writer(made, lineterminator="\r\n").writerow(_cells(values))
+    return made.getvalue()
+
+
+def _cells(values: Iterable[object]) -> Iterator[object]:
+    for value in values:
+        formula = isinstance(value, str) and value.startswith(FORMULAS)
+        yield f"'{value}" if formula else value
+
 
 SAVED = tuple(f"saving_{name}" for name in Saving._fields)
 EXCHANGE_COLUMNS = ("conversation", *Exchange._fields, *SAVED)
@@ -66,12 +83,12 @@ async def _document(watching: Watching, since: float) -> AsyncIterator[bytes]:
     """The JSON document in pieces."""
     opening = b'{"conversations":['
     async for listed, exchanges, events in watching.everything():
-        told = asdict(figures.row(listed))
-        told |= {"exchanges": [figures.exchange(each) for each in exchanges], "events": _events(events)}
+        told = asdict(schemas.row(listed))
+        told |= {"exchanges": [schemas.exchange(each) for each in exchanges], "events": _events(events)}
         yield opening + json.dumps(told, allow_nan=False).encode()
         opening = b","
     summed = await watching.summed(since, watching.now(), "day")
-    rows = json.dumps([figures.stats_row(each) for each in summed.rows], allow_nan=False).encode()
+    rows = json.dumps([schemas.stats_row(each) for each in summed.rows], allow_nan=False).encode()
     start = opening if opening != b"," else b""
     yield b'%b],"stats":%b}' % (start, rows)
 
@@ -92,7 +109,7 @@ async def _exchanges(watching: Watching, since: float) -> AsyncIterator[Mapping[
 async def _stats(watching: Watching, since: float, by: By) -> AsyncIterator[Mapping[str, Any]]:
     summed = await watching.summed(since, watching.now(), by)
     for row in summed.rows:
-        yield figures.stats_row(row)
+        yield schemas.stats_row(row)
 
 
 async def _lines(columns: tuple[str, ...], rows: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[bytes]:

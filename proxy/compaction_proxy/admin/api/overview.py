@@ -7,9 +7,8 @@ from typing import Any
 
 from fastapi import Response
 
-from compaction_proxy.admin.api import figures
-from compaction_proxy.admin.api.periods import Time, moment
-from compaction_proxy.admin.api.routing import Set, Settings, Watches, answer, routes
+from compaction_proxy.admin.api import schemas
+from compaction_proxy.admin.api.routing import Set, Settings, Time, Watches, answer, moment, routes
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.keys import dotted, keys, plain
 from compaction_proxy.telemetry.statistics import By
@@ -44,29 +43,29 @@ class Configuration:
     warnings: tuple[str, ...]
 
 
-@router.get("/stats", response_model=figures.Stats)
+@router.get("/stats", response_model=schemas.Stats)
 async def _stats(watching: Watches, since: Time = "7d", until: Time = "0m", by: By = "total") -> Response:
     """What all exchanges come to, in the hours that begin or end between `since` and `until`."""
     now = watching.now()
     start, stop = moment(since, now), moment(until, now)
-    return answer(figures.stats(start, stop, by, await watching.summed(start, stop, by)))
+    return answer(schemas.stats(start, stop, by, await watching.summed(start, stop, by)))
 
 
-@router.get("/upstream-failures", response_model=figures.UpstreamFailureList)
+@router.get("/upstream-failures", response_model=schemas.UpstreamFailureList)
 async def _upstream_failures(watching: Watches, since: Time = "24h", until: Time = "0m") -> Response:
     """Failures of upstreams by target and cause, in the hours as `stats` takes them."""
     now = watching.now()
     start, stop = moment(since, now), moment(until, now)
     found, complete = await watching.upstream_failures(start, stop)
-    rows = tuple(figures.UpstreamFailureRow(**asdict(each)) for each in found)
-    return answer(asdict(figures.UpstreamFailureList(start, stop, complete, rows)))
+    rows = tuple(schemas.UpstreamFailureRow(**asdict(each)) for each in found)
+    return answer(asdict(schemas.UpstreamFailureList(start, stop, complete, rows)))
 
 
-@router.get("/models", response_model=figures.Models)
+@router.get("/models", response_model=schemas.Models)
 async def _models(watching: Watches) -> Response:
     """Windows and prices of models."""
     found = await watching.models()
-    return answer({"models": [asdict(figures.model(each)) for each in found]})
+    return answer({"models": [asdict(schemas.model(each)) for each in found]})
 
 
 @router.get("/config", response_model=Configuration)

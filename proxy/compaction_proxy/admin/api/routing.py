@@ -2,16 +2,16 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 
-from compaction_proxy.admin.auth import Access, Guard
-from compaction_proxy.admin.bodies import Bounded
+from compaction_proxy.admin.auth import Access, Bounded, Guard
 from compaction_proxy.admin.queries import Watching
 from compaction_proxy.compaction.commands import Steering
 from compaction_proxy.config.config import Config
@@ -24,6 +24,19 @@ from compaction_proxy.core.errors import (
     StoreUnavailable,
     openai_error,
 )
+
+_UNITS_S = {"m": 60, "h": 3_600, "d": 86_400}
+PATTERN = r"^(?:[0-9]{1,6}[mhd]|[0-9]{1,11}(?:\.[0-9]{1,6})?)$"
+_AGO = re.compile(r"([0-9]+)([mhd])")
+
+Time = Annotated[str, Query(pattern=PATTERN)]
+
+
+def moment(told: str, now: float) -> float:
+    """The time that a text of `PATTERN` names, in seconds since the epoch."""
+    ago = _AGO.fullmatch(told)
+    return float(told) if ago is None else now - int(ago[1]) * _UNITS_S[ago[2]]
+
 
 PATH = "/admin/v1"
 

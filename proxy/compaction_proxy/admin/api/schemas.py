@@ -1,16 +1,295 @@
 """What the admin API answers and takes, as records; the OpenAPI document is made of these."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from typing import Any
 
-from compaction_proxy.admin.api.figures import Money, money
-from compaction_proxy.admin.queries import Standing
+from compaction_proxy.admin.queries import Compaction, Listed, Model, Standing, Summed
 from compaction_proxy.compaction.commands import Overview
 from compaction_proxy.compaction.directives import Wishes, pin_id
 from compaction_proxy.core.errors import RequestRefused
 from compaction_proxy.core.event import Event
+from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.core.search_tool import lines_of, wanted_lines
+from compaction_proxy.recall.round_detail import Detail
 from compaction_proxy.recall.search import Hit, Recalled
-from compaction_proxy.telemetry.totals import Totals
+from compaction_proxy.telemetry.counters import COUNTS, Counters
+from compaction_proxy.telemetry.live_feed import HIDDEN, Item
+from compaction_proxy.telemetry.statistics import Row
+from compaction_proxy.telemetry.totals import DOLLARS, Totals
+from compaction_proxy.telemetry.usage import Kept
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What an exchange cost and saved, in dollars; summaries not counted."""
+
+    cost: float
+    gross: float
+    cache_loss: float
+    net: float
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """What a conversation cost and compaction saved, in dollars; net is what is left once all is paid."""
+
+    cost_usd: float
+    gross_usd: float
+    cache_loss_usd: float
+    summary_usd: float
+    net_usd: float
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationRow:
+    """A conversation in the list: totals, and the sizes of its last exchange in tokens; null: unknown."""
+
+    id: str
+    model: str
+    requests: int
+    last_at: float
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    tokens_before: int | None
+    tokens_after: int | None
+    trigger: int | None
+    window: int | None
+    status: str
+    rounds: int
+    cost_usd: float | None
+    net_usd: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversations:
+    """Conversations, in the order asked for."""
+
+    conversations: tuple[ConversationRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A message that a round has taken out."""
+
+    id: str
+    index: int
+    role: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a summary model was asked."""
+
+    model: str
+    system: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SeenMessage:
+    """A message as the model saw it once the round was made: kept, or one of ours (`stand-in`)."""
+
+    id: str
+    role: str
+    text: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """A model: its window in tokens, its prices in dollars per million tokens; null: unknown."""
+
+    model: str
+    window: int
+    window_source: str
+    input_usd: float | None
+    cached_usd: float | None
+    output_usd: float | None
+    surcharge_tokens: int | None
+    price_source: str | None
+    price_date: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamFailureRow:
+    """Failures of one upstream (`target` is its origin) that have one cause: how many, and the last one."""
+
+    target: str
+    cause: str
+    count: int
+    last_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamFailureList:
+    """Failures of upstreams in whole hours, the one that happened last first.
+
+    Attributes:
+        since: Start of the time asked for, in seconds since the epoch.
+        until: Its end.
+        complete: Whether the store answers; without it only this process's failures are listed.
+        failures: The list.
+    """
+
+    since: float
+    until: float
+    complete: bool
+    failures: tuple[UpstreamFailureRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The models that are configured by name, and those that were asked in the last 30 days."""
+
+    models: tuple[ModelRow, ...]
+
+
+def _described(name: str, about: str, members: Mapping[str, Any]) -> type:
+    made = make_dataclass(name, [(each, kind, field()) for each, kind in members.items()], frozen=True)
+    made.__doc__ = about
+    return made
+
+
+_EVENT = {each.name: each.type for each in fields(Event)}
+_COMPACTION = {**_EVENT, "undone": bool, "pays_back_after": float | None}
+_FED = {name: kind for name, kind in _EVENT.items() if name not in HIDDEN}
+_COUNTED: dict[str, Any] = {
+    **dict.fromkeys(COUNTS, int),
+    "failed_open": int,
+    **dict.fromkeys((*DOLLARS, "net_usd"), float | None),
+    "statuses": dict[str, int],
+    "overhead": list[int],
+    "overhead_p50_s": float | None,
+    "overhead_p95_s": float | None,
+}
+ExchangeLine = _described(
+    "ExchangeLine",
+    "An exchange, and what it saved; null: unknown.",
+    {**Exchange.__annotations__, "saving": Saved | None},
+)
+Exchanges = _described("Exchanges", "Oldest first.", {"exchanges": list[ExchangeLine]})  # type: ignore[valid-type]
+CompactionLine = _described(
+    "CompactionLine", "A round, and what has become of it; null: unknown, or never.", _COMPACTION
+)
+Compactions = _described("Compactions", "Oldest first.", {"compactions": list[CompactionLine]})  # type: ignore[valid-type]
+CompactionDetail = _described(
+    "CompactionDetail",
+    "A round, and what it did.",
+    {**_COMPACTION, "removed": list[Removed], "prompts": list[Asked], "seen": list[SeenMessage]},
+)
+FedEvent = _described("FedEvent", "An event; `feed` names it in the stream.", {**_FED, "feed": str})
+FedEvents = _described("FedEvents", "Newest first.", {"events": list[FedEvent]})  # type: ignore[valid-type]
+StatsRow = _described("StatsRow", "Counters of an hour, a day, a model or a key.", {"of": str, **_COUNTED})
+Total = _described("Total", "The sum of all rows.", _COUNTED)
+Stats = _described(
+    "Stats",
+    "What all exchanges come to, in whole hours; dollars are null where no price is known.",
+    {"since": float, "until": float, "by": str, "rows": list[StatsRow], "total": Total},  # type: ignore[valid-type]
+)
+
+
+def row(listed: Listed) -> ConversationRow:
+    """A conversation in the list."""
+    totals = listed.totals
+    return ConversationRow(
+        id=listed.id,
+        model=totals.model,
+        requests=totals.requests,
+        last_at=totals.last_at,
+        prompt_tokens=totals.prompt_tokens,
+        completion_tokens=totals.completion_tokens,
+        cached_tokens=totals.cached_tokens,
+        tokens_before=totals.tokens_before,
+        tokens_after=totals.tokens_after,
+        trigger=totals.trigger,
+        window=totals.window,
+        status=totals.status,
+        rounds=totals.rounds,
+        cost_usd=totals.cost_usd if totals.priced else None,
+        net_usd=totals.net_usd,
+    )
+
+
+def money(totals: Totals) -> Money | None:
+    """What a conversation cost and saved; None where no request has a price."""
+    net = totals.net_usd
+    if net is None:
+        return None
+    return Money(totals.cost_usd, totals.gross_usd, totals.cache_loss_usd, totals.summary_usd, net)
+
+
+def exchange(kept: Kept) -> dict[str, Any]:
+    """An `ExchangeLine`."""
+    return {**kept.exchange._asdict(), "saving": None if kept.saving is None else kept.saving._asdict()}
+
+
+def compaction(made: Compaction) -> dict[str, Any]:
+    """A `CompactionLine`."""
+    return {**asdict(made.event), "undone": made.undone, "pays_back_after": made.pays_back_after}
+
+
+def detail(made: Compaction, found: Detail) -> dict[str, Any]:
+    """A `CompactionDetail`."""
+    removed = [asdict(Removed(each.id, each.index, each.role, each.text)) for each in found.removed]
+    prompts = [asdict(Asked(each.model, each.system, each.text)) for each in found.prompts]
+    seen = [asdict(SeenMessage(each.id, each.role, each.text, each.origin)) for each in found.seen]
+    return {**compaction(made), "removed": removed, "prompts": prompts, "seen": seen}
+
+
+def fed(item: Item) -> dict[str, Any]:
+    """A `FedEvent`."""
+    return {**shown(item), "feed": item.id}
+
+
+def shown(item: Item) -> dict[str, Any]:
+    """The fields of an item, without any text."""
+    return {name: value for name, value in item.fields.items() if name not in HIDDEN}
+
+
+def counted(counters: Counters) -> dict[str, Any]:
+    """Counters; dollars are None where there were exchanges, and none of them has a price."""
+    priced = not counters.unpriced or counters.unpriced < counters.requests - counters.failed
+    dollars = {name: getattr(counters, name) if priced else None for name in (*DOLLARS, "net_usd")}
+    return {
+        **{name: getattr(counters, name) for name in COUNTS},
+        "failed_open": counters.statuses.get("failed-open", 0),
+        **dollars,
+        "statuses": counters.statuses,
+        "overhead": counters.overhead,
+        "overhead_p50_s": counters.overhead_quantile_s(0.5),
+        "overhead_p95_s": counters.overhead_quantile_s(0.95),
+    }
+
+
+def stats_row(found: Row) -> dict[str, Any]:
+    """A `StatsRow`."""
+    return {"of": found.of, **counted(found.counters)}
+
+
+def stats(since: float, until: float, by: str, summed: Summed) -> dict[str, Any]:
+    """A `Stats`."""
+    rows = [stats_row(each) for each in summed.rows]
+    return {"since": since, "until": until, "by": by, "rows": rows, "total": counted(summed.total)}
+
+
+def model(known: Model) -> ModelRow:
+    """What is known of a model."""
+    price = known.price
+    least = price.tiers[0] if price else None
+    return ModelRow(
+        model=known.model,
+        window=known.window,
+        window_source=known.window_source,
+        input_usd=least.input if least else None,
+        cached_usd=least.cached if least else None,
+        output_usd=least.output if least else None,
+        surcharge_tokens=price.surcharge_tokens if price else None,
+        price_source=price.source if price else None,
+        price_date=(price.date or None) if price else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from compaction_proxy.admin.ui import charts, readings
+from compaction_proxy.admin.ui.actions import form, one
 from compaction_proxy.admin.ui.api import Api, Refused
-from compaction_proxy.admin.ui.forms import form, one
 from compaction_proxy.admin.ui.shown import Outcome, Row
 from compaction_proxy.admin.ui.templates import Pages
 from compaction_proxy.core.errors import Unreadable
