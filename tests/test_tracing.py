@@ -5,12 +5,12 @@ import asyncio
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from compaction_proxy import installation
+from compaction_proxy import runtime
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import ConfigError
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.gateway.server import served
-from compaction_proxy.installation import COLLECTORS, opened_tracer
+from compaction_proxy.runtime import COLLECTORS, opened_tracer
 
 NAMED = {"observability": {"otlp_endpoint": "http://127.0.0.1:9/"}}
 
@@ -72,7 +72,7 @@ def test_a_collector_that_nothing_can_be_sent_to_for_lack_of_a_library_is_said(
     def missing(name: str) -> None:
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr(installation, "import_module", missing)
+    monkeypatch.setattr(runtime, "import_module", missing)
     with pytest.raises(ConfigError) as refused:
         opened_tracer(Config.model_validate(NAMED))
     assert str(refused.value) == "observability.otlp_endpoint: needs `pip install compaction-proxy[otel]`"

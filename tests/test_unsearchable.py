@@ -6,13 +6,13 @@ from structlog.testing import capture_logs
 from compaction_proxy.cli.doctor import host
 from compaction_proxy.core.errors import SearchUnavailable
 from compaction_proxy.core.message import Message
-from compaction_proxy.installation import opened_full_text
 from compaction_proxy.recall import fulltext
 from compaction_proxy.recall.archive import Archived, Original, Recalled, Round, archived
 from compaction_proxy.recall.fulltext import MISSING, SqliteFullText
 from compaction_proxy.recall.retention import Bounds, Holdings
 from compaction_proxy.recall.search import Recall
 from compaction_proxy.recall.tool import UNSEARCHABLE, Asker, Memory
+from compaction_proxy.runtime import opened_full_text
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import Records
 from compaction_proxy.telemetry.event_history import History

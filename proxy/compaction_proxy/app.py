@@ -30,10 +30,9 @@ from compaction_proxy.gateway.mcp.endpoint import Mcp
 from compaction_proxy.gateway.mcp.tools import OwnConversations, Tools
 from compaction_proxy.gateway.routes import create_relay_routes
 from compaction_proxy.gateway.size_gate import Gate, gates
-from compaction_proxy.installation import choose_budget
 from compaction_proxy.recall.round_detail import Details
 from compaction_proxy.replay.jobs import Rehearsing
-from compaction_proxy.runtime import Parts
+from compaction_proxy.runtime import Parts, choose_budget
 from compaction_proxy.storage.store import Store
 from compaction_proxy.wires.registry import WIRES
 

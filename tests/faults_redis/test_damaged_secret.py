@@ -14,8 +14,8 @@ from compaction_proxy.app import create_app
 from compaction_proxy.cli.demo.provider import Settings, create_provider
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.server import served
-from compaction_proxy.installation import SECRET_RETRY_S
 from compaction_proxy.providers.tokenizers import CharacterCounter
+from compaction_proxy.runtime import SECRET_RETRY_S
 from compaction_proxy.storage.factory import NO_SECRET, SECRET_KEY
 from compaction_proxy.storage.redis.url import parse
 from tests.redis_servers import RedisServer

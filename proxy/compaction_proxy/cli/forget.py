@@ -4,7 +4,7 @@ from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import ProxyError, StoreUnavailable
 from compaction_proxy.gateway.headers import Headers
 from compaction_proxy.gateway.identity import conversation, origin, tenant
-from compaction_proxy.installation import Secret, opened_store
+from compaction_proxy.runtime import Secret, opened_store
 from compaction_proxy.storage.envelope import unpack
 from compaction_proxy.storage.keys import roots_key, scope_prefix, tenant_key, tenant_prefix
 from compaction_proxy.storage.store import Store

@@ -15,10 +15,10 @@ from compaction_proxy.config.validation import is_loopback
 from compaction_proxy.core.errors import ConfigError
 from compaction_proxy.gateway import server as serving
 from compaction_proxy.gateway.client.proxies import environment_proxies
-from compaction_proxy.installation import choose_budget
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from compaction_proxy.providers.tokenizers_fast import golden
 from compaction_proxy.recall.fulltext import MISSING, is_there
+from compaction_proxy.runtime import choose_budget
 
 FEW_DESCRIPTORS = 4_096  # two for each request, and 1,000 requests at once are let in
 WEAK_KEY_CHARACTERS = 16

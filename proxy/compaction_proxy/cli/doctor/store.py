@@ -13,7 +13,7 @@ from compaction_proxy.cli.doctor.finding import ERROR, NOTE, OK, WARNING, Findin
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.types import without_passwords
 from compaction_proxy.core.errors import ConfigError, StoreUnavailable
-from compaction_proxy.installation import Secret, opened_store
+from compaction_proxy.runtime import Secret, opened_store
 from compaction_proxy.storage.factory import is_shared, secret_path, store_path
 from compaction_proxy.storage.store import Record, Store
 
