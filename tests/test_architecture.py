@@ -22,9 +22,8 @@ PACKAGE = SOURCE / NAME
 
 # From top to bottom: packages, and modules that stand beside them.
 LAYERS = (
-    "__main__", "cli", "app", "endpoints", "runtime", "installation", "admin", "gateway", "replay",
-    "compaction", "recall", "telemetry", "providers", "storage", "wires", "config", "core", "support",
-    "__init__",
+    "__main__", "cli", "app", "runtime", "admin", "gateway", "replay", "compaction", "recall", "telemetry",
+    "providers", "storage", "wires", "config", "core", "support", "__init__",
 )  # fmt: skip
 # The core is pure: of what stands below it, it takes only these modules.
 PURE = {"support.net", "support.formatting", "support.log_events"}
@@ -52,8 +51,8 @@ OWNERS = {
     "pydantic": {"config", "cli.demo"},  # the demo makes a configuration with secrets
     "pydantic_core": {"config"},
     "redis": {"storage.redis"},
-    "starlette": {"admin", "app", "endpoints", "gateway"},
-    "structlog": {"compaction", "gateway", "installation", "providers", "runtime", "telemetry"},
+    "starlette": {"admin", "app", "gateway"},
+    "structlog": {"compaction", "gateway", "providers", "runtime", "telemetry"},
     "tiktoken": {"providers.tokenizers"},
     "typer": {"cli"},
     "uvicorn": {"gateway.server"},
