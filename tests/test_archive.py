@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from compaction_proxy.core.message import Call, Message, Part
 from compaction_proxy.recall import archive
-from compaction_proxy.recall import archive as archiving
 from compaction_proxy.recall.archive import (
     Archived,
     Original,
@@ -92,8 +91,8 @@ def test_a_text_that_comes_again_is_one_piece_and_so_is_what_a_branch_has_in_com
 def test_a_huge_message_keeps_its_beginning_and_its_end() -> None:
     text = "a" * 200_000 + "b" * 200_000
     [found] = archive_of(Message("tool", text, answers=("1",)))
-    left_out = 400_000 - archiving.MAX_MESSAGE_CHARACTERS
-    half = archiving.MAX_MESSAGE_CHARACTERS // 2
+    left_out = 400_000 - archive.MAX_MESSAGE_CHARACTERS
+    half = archive.MAX_MESSAGE_CHARACTERS // 2
     assert found.text == "a" * half + f"\n[… {left_out} characters left out …]\n" + "b" * half
 
 
@@ -102,12 +101,12 @@ def test_where_a_record_would_be_too_large_the_small_messages_stay_whole() -> No
     huge = [Message("tool", "x" * 300_000, answers=("1",)) for _ in range(12)]
     found = archive_of(small, *huge)
     assert found[0].text == small.text
-    assert sum(len(each.text) for each in found) < archiving.MAX_RECORD_CHARACTERS + 13 * 60
+    assert sum(len(each.text) for each in found) < archive.MAX_RECORD_CHARACTERS + 13 * 60
 
 
 def test_of_too_many_messages_the_newest_are_archived() -> None:
-    found = archive_of(*[Message("user", "hi")] * (archiving.MAX_MESSAGES + 3))
-    assert (len(found), found[0].index) == (archiving.MAX_MESSAGES, 3)
+    found = archive_of(*[Message("user", "hi")] * (archive.MAX_MESSAGES + 3))
+    assert (len(found), found[0].index) == (archive.MAX_MESSAGES, 3)
 
 
 @given(st.text(max_size=60), st.integers(2, 40))

@@ -24,7 +24,7 @@ ANSWER_LIMIT_S = 60.0
 # `serve`, where nothing that any part of it would ever log is left out.
 _TALKATIVE = """
 import functools, logging
-from proxy import logs
+from compaction_proxy.telemetry import logs
 logs.configure = functools.partial(logs.configure, level=logging.DEBUG)
 from compaction_proxy.cli.main import app
 app()

@@ -190,8 +190,8 @@ class Counting:
     async def count(self, pieces: Sequence[str], model: str) -> list[int]:
         """Tokens of each piece for `model`, in order, before calibration.
 
-        Beyond `providers.token_counting.BUDGET_CHARACTERS` in all, the rest is extrapolated. When the caller is
-        cancelled, the step under way (some 64 thousand characters) ends unheard, and no other begins.
+        Beyond `BUDGET_CHARACTERS` in all, the rest is extrapolated. When the caller is cancelled, the step
+        under way (some 64 thousand characters) ends unheard, and no other begins.
 
         Raises:
             RuntimeError: After `close`.

@@ -1,4 +1,4 @@
-"""An answer that is no stream, in which calls of a tool of ours are hidden (see `hidden_stream`)."""
+"""An answer that is no stream, in which calls of a tool of ours are hidden (see `intercept_stream`)."""
 
 from collections.abc import Mapping
 from typing import Any, Final
