@@ -1,4 +1,4 @@
-"""The composition root: builds everything from a configuration, and owns its life cycle."""
+"""Builds the application from a configuration: its handlers and routes, and what a reload replaces."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Everything that is built once: what the proxy keeps, learns and counts with, opened and closed together."""
+"""Builds, opens and closes the long-lived components, the store and the secret among them."""
 
 import asyncio
 import os

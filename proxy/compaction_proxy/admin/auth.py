@@ -1,4 +1,4 @@
-"""Who may use the admin API and the pages.
+"""Checks who may use the admin API and the pages, and bounds the bodies of their requests.
 
 With an admin key, whoever shows it; browsers do, as the password of any user. Without one, whoever sits at
 this machine, if the server listens on loopback only. A web page open on this machine does too; so the request

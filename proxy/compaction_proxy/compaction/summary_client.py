@@ -1,4 +1,4 @@
-"""One question to a summary model: tried again where that may help, within what its tenant may spend."""
+"""One call of a summary model: retries, hourly budget, circuit breaker, and how long it takes."""
 
 import asyncio
 from collections import OrderedDict, deque

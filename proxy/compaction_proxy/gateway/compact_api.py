@@ -1,4 +1,4 @@
-"""`POST /v1/compact`: a list of messages in, a shorter one out. Nothing is kept of it.
+"""`POST /v1/compact` and `…/responses/compact`: a list of messages in, a shorter one out. Nothing is kept.
 
 The list goes through the same use case as a relayed request that asks for `force`, aside from everything
 that is stored. Where no model writes the summary, a text without a model stands in, whatever the strategy.

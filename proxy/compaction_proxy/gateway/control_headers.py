@@ -1,4 +1,4 @@
-"""What a client tells us in `x-compaction*` headers, and what we tell it."""
+"""The `x-compaction*` headers: what a client asks for, pins included, and what an answer says."""
 
 import re
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Counting with tiktoken, on vocabularies that come with the package: no download, no cache, no environment.
+"""Counts tokens with tiktoken, on vocabularies that come with the package, or by characters.
 
 tiktoken's own loader goes to the network at run time and deletes a cached file whose hash it does not know;
 so the vocabularies are read, checked and parsed here, and `tiktoken.get_encoding` is never called.

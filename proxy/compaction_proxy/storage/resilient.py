@@ -1,4 +1,4 @@
-"""A store within reach: calls of it have a deadline, and one that fails is left alone until a probe succeeds.
+"""A store behind a deadline and a circuit breaker: one that fails is left alone until a probe succeeds.
 
 A dead or hung store costs a fraction of a second once. After that nobody asks it but a task of our own,
 twice a second, so that no request pays for finding out that it is still away, and all have it again within a

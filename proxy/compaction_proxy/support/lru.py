@@ -1,4 +1,4 @@
-"""What was used last, bounded by its size."""
+"""Caches that drop what was used least recently, bounded by the bytes that they hold."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: counted from exchanges and events, and written out when somebody asks.
+"""Every Prometheus metric: counted from exchanges and events, and written out when somebody asks.
 
 Several workers keep their figures in files of one folder, each in files of its own, named by the worker's
 number: whoever is asked adds them up, and a worker that takes another's place counts on from where it ended.

@@ -1,8 +1,8 @@
-"""Telling from an upstream's error that the request did not fit, and what it says about the limit.
+"""Recognises errors that say that a request is too long, by their wording, and reads the limit.
 
 Providers agree on nothing here: the status, the shape of the body and the wording differ, and some send the
 error inside a stream with status 200. So the words decide, read only from where errors keep them, and never
-from an echo of the request. Rules are tried in order (`wordings`).
+from an echo of the request. Rules are tried in order.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The tools that agents have, as data, and what a call of one answers. Knows nothing of the protocol."""
+"""The tools of MCP agents as data, what a call of one answers, and the conversations that it may see."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""Listening sockets: on a TCP port, alone or with others, or on a path (Unix)."""
+"""Listening sockets: TCP ports, alone or shared, Unix paths, and TLS."""
 
 import errno
 import os

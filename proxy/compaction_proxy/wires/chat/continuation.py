@@ -1,4 +1,4 @@
-"""What a model has said in an answer that a call of a tool of ours has interrupted.
+"""The search tool in a request, and the request that goes on once the model has called it.
 
 It goes back to the provider as the assistant message that the model wrote, with what was thought, and a
 result for each call. To the client it is the first part of one answer.
