@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from compaction_proxy.cli.client_config import FILES
-from compaction_proxy.cli.clients import CLIENTS, Client, filled
+from compaction_proxy.cli.connect import CLIENTS, Client, filled
 from compaction_proxy.config.reload import AT_START
 
 ROOT = Path(__file__).resolve().parents[1]

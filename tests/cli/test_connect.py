@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import Result
 
 from compaction_proxy.cli.client_config import FILES, Refused, codex
-from compaction_proxy.cli.clients import CLIENTS, filled
-from compaction_proxy.cli.connect import MAX_FILE_BYTES
+from compaction_proxy.cli.connect import CLIENTS, MAX_FILE_BYTES, filled
 
 Run = Callable[..., Result]
 URL = "http://127.0.0.1:4141/v1"

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from compaction_proxy.cli.clients import TokenLimits
+from compaction_proxy.cli.connect import TokenLimits
 from compaction_proxy.config import yaml_file
 from compaction_proxy.core.errors import ConfigError, ProxyError
 

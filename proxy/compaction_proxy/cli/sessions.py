@@ -1,4 +1,4 @@
-"""`sessions`, `search` and `forget`: the conversations of a proxy, and what can be done with them."""
+"""`sessions` and `search`: the conversations of a running proxy, and what can be done with them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
