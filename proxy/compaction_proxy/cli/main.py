@@ -117,10 +117,8 @@ def demo(
 @app.command("demo-provider")
 def demo_provider(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 takes a free one.")
-    ] = 4140,
-    window: Annotated[int, typer.Option(min=1, help="Prompt plus output, in tokens.")] = 8192,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 4140,
+    window: Annotated[int, typer.Option(help="Prompt plus output, in tokens.")] = 8192,
 ) -> None:
     """Serve the demo's provider: its answers are scripted, there is no model behind it."""
     from compaction_proxy.cli.demo.serve import run_provider

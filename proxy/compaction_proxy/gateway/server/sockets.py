@@ -12,6 +12,7 @@ from pathlib import Path
 
 from compaction_proxy.core.errors import ConfigError
 
+MAX_PORT = 65_535
 # By OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED, which Python does not name.
 _OUTDATED = {9: "is not valid yet", 10: "has expired"}
 
@@ -113,6 +114,8 @@ def listen(host: str, port: int, *, spread: bool = False) -> socket.socket:
     Raises:
         ConfigError: The address cannot be listened on.
     """
+    if not 0 <= port <= MAX_PORT:  # the resolver would take its last 16 bits
+        raise ConfigError(f"server.port: cannot listen on {host}:{port}: ports end at {MAX_PORT}")
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
