@@ -3,6 +3,7 @@
     python .ci/goldens check                             this version against the digests that are kept
     python .ci/goldens check --command /other/venv/bin/compaction-proxy
     python .ci/goldens compare --command A --against B   both versions in one go, with what differs
+    python .ci/goldens replicas --command OLD --against NEW   both at once on one Redis server, and a rollback
     python .ci/goldens record                            keep the digests of this version
     python .ci/goldens write-stores NAME                 keep stores that this version has written
     python .ci/goldens read-stores NAME                  start this version on them: nothing is summarised again
@@ -26,7 +27,8 @@ Left out, because it depends on the machine or on chance:
 - digits of a fraction after the ninth: a sum depends on the order of its parts;
 - estimates of tokens that rest on an old store: what was learned from answers is forgotten after a day;
 - what is sealed with a random nonce: compaction items (that they are opened again is recorded), sealed records;
-- several workers, several replicas at once, leases, TLS, Unix sockets, Redis sentinels and clusters;
+- several workers, leases, TLS, Unix sockets, Redis sentinels and clusters; several replicas at once are for
+  `replicas`;
 - `watch`, the live feed and reloads, `--probe` of `doctor`;
 - names of loggers and all of a traceback but its last line: they name modules.
 """
@@ -195,7 +197,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="goldens", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    actions = ("check", "record", "compare", "diff", "write-stores", "read-stores", "lane")
+    actions = ("check", "record", "compare", "replicas", "diff", "write-stores", "read-stores", "lane")
     parser.add_argument("action", choices=actions)
     parser.add_argument(
         "names", nargs="*", help="folders of diff and read-stores, name or folder of write-stores"
@@ -203,7 +205,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--command", default=os.environ.get("COMPACTION_PROXY"), help="the command to observe"
     )
-    parser.add_argument("--against", help="compare: the other command")
+    parser.add_argument("--against", help="compare, replicas: the other command, the newer one")
     parser.add_argument("--keep", type=Path, help="folder for everything that was recorded, outside of git")
     parser.add_argument("--quick", action="store_true", help="a part, in less than 90 s")
     parser.add_argument("--only", action="append", default=[], help="a group of cases; may be given again")
@@ -235,6 +237,27 @@ def use_stores(given: argparse.Namespace) -> int:
     lines = stores.find_waste(found.cases)
     print("\n".join(lines) or "all reused")
     return 1 if lines else 0
+
+
+def use_replicas(given: argparse.Namespace) -> int:
+    """Run two versions as replicas on one store; returns the exit code."""
+    from recording import Recording
+    from replicas import compare_replicas
+
+    if not given.against:
+        print("replicas: --against names the newer command")
+        return 2
+    print(f"old: {given.command}\nnew: {given.against}", flush=True)
+    kept = sorted(STORES.iterdir())
+    made = compare_replicas(given.command, given.against, kept, is_quick=given.quick)
+    if given.keep:
+        found = Recording()
+        for name, case in made.cases().items():
+            found.add(name, case)
+        given.keep.mkdir(parents=True, exist_ok=True)
+        found.write(given.keep)
+    print("\n".join(made.faults) or "all reused")
+    return 1 if made.faults else 0
 
 
 def use_digests(given: argparse.Namespace) -> int:
@@ -304,6 +327,8 @@ def main() -> int:
     if given.action == "lane":
         record_lane(given.keep, given.only, is_quick=given.quick, real=given.real)
         return 0
+    if given.action == "replicas":
+        return use_replicas(given)
     if given.action in {"compare", "diff"}:
         return use_recordings(given)
     return use_stores(given) if given.action.endswith("stores") else use_digests(given)
