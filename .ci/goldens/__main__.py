@@ -3,7 +3,8 @@
     python .ci/goldens check                             this version against the digests that are kept
     python .ci/goldens check --command /other/venv/bin/compaction-proxy
     python .ci/goldens compare --command A --against B   both versions in one go, with what differs
-    python .ci/goldens replicas --command OLD --against NEW   both at once on one Redis server, and a rollback
+    python .ci/goldens replicas --command OLD --against NEW
+                                                         both at the same time on one Redis server, and a rollback
     python .ci/goldens record                            keep the digests of this version
     python .ci/goldens write-stores NAME                 keep stores that this version has written
     python .ci/goldens read-stores NAME                  start this version on them: nothing is summarised again
@@ -11,9 +12,10 @@
 
 `--quick` runs a part (`record --quick` keeps its digests), `--only GROUP` one group and may be given again. Groups are
 stores, relay, failures, errors, compact, recall, overflow, settings, sessions, admin, background, spans, help, config,
-serve, cli, real, and each strategy for the conversations. The last line is "equal" and the exit code 0, or the
-differences are listed and the code is 1. Nothing here imports the product. Only the command, HTTP, files and
-processes are looked at, so the script runs unchanged on versions whose modules have other names.
+serve, cli, real, and each strategy for the conversations; those of `replicas` are alternating, rollback and stores.
+The last line is "equal" and the exit code 0, or the differences are listed and the code is 1. Nothing here imports
+the product. Only the command, HTTP, files and processes are looked at, so the script runs unchanged on versions whose
+modules have other names.
 
 The provider is a double whose answers, summaries too, follow from the request alone. Conversations are drawn by a
 printed seed. Requests go one after another to one process. Times, durations, dates, ports, folders and random ids
@@ -249,7 +251,8 @@ def use_replicas(given: argparse.Namespace) -> int:
         return 2
     print(f"old: {given.command}\nnew: {given.against}", flush=True)
     kept = sorted(STORES.iterdir())
-    made = compare_replicas(given.command, given.against, kept, is_quick=given.quick)
+    commands = {"old": given.command, "new": given.against}
+    made = compare_replicas(commands, kept, given.only, is_quick=given.quick)
     if given.keep:
         found = Recording()
         for name, case in made.cases().items():

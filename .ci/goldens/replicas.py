@@ -4,6 +4,7 @@ A rolling upgrade runs both versions for a while, and a rollback starts the old 
 written. In both cases every round is made once and then reused, whichever version made it.
 """
 
+import itertools
 import tempfile
 import threading
 import time
@@ -12,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from golden_conversations import PATHS, Conversation, draw_conversation, write_r
 from product import LIMIT_S, LONG_STILL_S, Answered, Headers, Product, run_product
 from stores import KINDS, find_waste, make_config, read_stores, run_redis
 
+PARTS = ("alternating", "rollback", "stores")
 # Strategies that ask for one summary a round.
 STRATEGIES = ("anchored", "full", "split", "chained")
 # Long ones, whose results are short enough for one summary a round.
@@ -314,7 +315,7 @@ def _play_strategy(
     names = list(products)
     reused: Counter[tuple[str, str]] = Counter()
     requests = rounds = asked = 0
-    for number, start in product(report.numbers, range(2)):
+    for number, start in itertools.product(report.numbers, range(2)):
         last = len(_list_stops(draw_conversation(number)))
 
         def choose(request: int, start: int = start, last: int = last) -> list[str]:
@@ -452,7 +453,7 @@ def _play_alone(
     """Play all conversations at one version with that store; returns outcomes and summaries by conversation."""
     found = {}
     with _run_replicas(report, provider, make_config(kind, url), replica) as products:
-        for strategy, number in product(STRATEGIES, report.numbers):
+        for strategy, number in itertools.product(STRATEGIES, report.numbers):
             name = f"rollback {kind} {strategy} {number}"
             found[name] = _play(provider, products, name, strategy, number, lambda _: [replica])
     return found
@@ -491,25 +492,32 @@ def read_kept_stores(report: Report, provider: Provider, folder: Path) -> None:
     report.faults += find_waste(found) if found else [f"there are no stores in {folder}"]
 
 
-def compare_replicas(old: str, new: str, kept: Sequence[Path], *, is_quick: bool) -> Report:
+def compare_replicas(
+    commands: Mapping[str, str], kept: Sequence[Path], only: Sequence[str] = (), *, is_quick: bool
+) -> Report:
     """Run two versions as replicas, and each on what the other has written.
 
     Args:
-        old: The command of the old version.
-        new: The command of the new version.
+        commands: The commands of the "old" and the "new" version.
         kept: Folders with stores that older versions have written.
+        only: Which of `PARTS` to run; empty: all.
         is_quick: Whether fewer conversations are played.
     """
-    report = Report({"old": old, "new": new}, QUICK_CONVERSATIONS if is_quick else CONVERSATIONS)
+    report = Report(commands, QUICK_CONVERSATIONS if is_quick else CONVERSATIONS)
+    parts = set(only or PARTS)
+    if unknown := parts.difference(PARTS):
+        raise ValueError(f"no such part: {', '.join(sorted(unknown))}")
     with closing(Provider(_write_answer, REPLICAS_PORT)) as provider:
         for kind in KINDS:
-            if kind.startswith("redis"):
+            if "alternating" in parts and kind.startswith("redis"):
                 play_alternating(report, provider, kind)
                 play_alternating(report, provider, kind, is_ahead=True)
         for kind in KINDS:
-            roll_back(report, provider, kind)
-    # The tenants of a kept store are those of the address that the provider had then.
-    with closing(Provider(answer)) as provider:
-        for folder in kept:
-            read_kept_stores(report, provider, folder)
+            if "rollback" in parts:
+                roll_back(report, provider, kind)
+    if "stores" in parts:
+        # The tenants of a kept store are those of the address that the provider had then.
+        with closing(Provider(answer)) as provider:
+            for folder in kept:
+                read_kept_stores(report, provider, folder)
     return report
