@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,10 @@ PARTS = ("alternating", "rollback", "stores")
 # Strategies that ask for one summary a round.
 STRATEGIES = ("anchored", "full", "split", "chained")
 # Long ones, whose results are short enough for one summary a round.
-CONVERSATIONS = (105, 125, 264)
+CONVERSATIONS = (105, 125, 140)
 QUICK_CONVERSATIONS = (105,)
+# How many lines are shown of what is wrong with a case.
+SHOWN_FAULTS = 6
 # Equal first requests that each replica gets at the same time.
 CLIENTS = 4
 # How long a summary is held once both replicas hold a request, so that the second one waits for it, in seconds.
@@ -86,7 +88,9 @@ class Report:
     def add(self, name: str, outcomes: list[Outcome], faults: list[str]) -> None:
         """Keep the outcomes of a case and what is wrong with them."""
         self.outcomes[name] = outcomes
-        self.faults += [f"{name}: {each}" for each in faults]
+        self.faults += [f"{name}: {each}" for each in faults[:SHOWN_FAULTS]]
+        more = len(faults) - SHOWN_FAULTS
+        self.faults += [f"{name}: … and {more} more"] * (more > 0)
 
     def cases(self) -> dict[str, dict[str, Any]]:
         """Returns the cases as JSON can hold them."""
@@ -216,7 +220,8 @@ def _play(
         name: Names the conversation and its tenant.
         strategy: Its strategy.
         number: The number of the conversation.
-        choose: Gives the replicas that a request goes to, one after another, by its number.
+        choose: Gives the replicas that a request goes to, one after another, by its number. A replica that has not
+            seen the last round yet gets it again.
     """
     conversation = draw_conversation(number)
     headers = _make_headers(name, strategy)
@@ -226,9 +231,10 @@ def _play(
         body = write_request("chat", conversation.messages[:stop])
         for replica in choose(request):
             outcome = _ask(provider, products, replica, headers, request, body)
-            if outcome.status == "none" and any(each.round for each in outcomes):
+            if outcome.round < max((each.round for each in outcomes), default=0):
                 time.sleep(FRESH_S)
-                outcome = _ask(provider, products, replica, headers, request, body)
+                again = _ask(provider, products, replica, headers, request, body)
+                outcome = replace(again, summaries=outcome.summaries + again.summaries)
             outcomes.append(outcome)
     return outcomes, _list_received(provider, headers, are_summaries=True)[before:]
 
@@ -241,7 +247,8 @@ def find_repeats(
     Args:
         outcomes: What came of its requests, in their order.
         summaries: The bodies of the requests for its summaries.
-        is_ahead: Whether rounds are made ahead of need: no request may have needed the last one yet.
+        is_ahead: Whether rounds are made ahead of need. Then a request may apply two rounds at once, and no request
+            may have needed the last one yet.
     """
     lines = _find_failures(outcomes)
     first: dict[int, Outcome] = {}
@@ -251,14 +258,15 @@ def find_repeats(
             lines.append(f"round {each.round} was made for {first[each.round]} and again for {each}")
         elif each.status == "applied":
             first[each.round] = each
-            if each.round != last + 1:
+            if each.round <= last or (each.round > last + 1 and not is_ahead):
                 lines.append(f"{each} applies round {each.round} after round {last}")
         elif last and each.status != "reused":
             lines.append(f"{each} does not reuse round {last}: {_say_status(each)}")
         elif each.round != last:
             lines.append(f"{each} reuses round {each.round}, and the last one is {last}")
-    if len(summaries) - len(first) not in ({0, 1} if is_ahead else {0}):
-        lines.append(f"{len(summaries)} summaries were asked for, and there are {len(first)} rounds")
+    rounds = max(first, default=0)
+    if len(summaries) - rounds not in ({0, 1} if is_ahead else {0}):
+        lines.append(f"{len(summaries)} summaries were asked for, and there are {rounds} rounds")
     repeated = sum(count - 1 for count in Counter(summaries).values())
     lines += [f"{repeated} summaries were asked for with the same bytes as another"] * bool(repeated)
     if not first:
@@ -276,14 +284,26 @@ def _say_status(outcome: Outcome) -> str:
 
 
 def count_directions(outcomes: Sequence[Outcome]) -> Counter[tuple[str, str]]:
-    """Returns how many requests used a round of another replica, by (who made it, who used it)."""
-    # Each round takes one summary, so the n-th summary is that of round n.
-    makers = [each.replica for each in outcomes for _ in range(each.summaries)]
-    return Counter(
-        (makers[each.round - 1], each.replica)
-        for each in outcomes
-        if 0 < each.round <= len(makers) and makers[each.round - 1] != each.replica
-    )
+    """Returns how many requests used a round of another replica, by (who made it, who used it).
+
+    A round that a replica has made, too, is its own. A round made ahead of need belongs to the last replica that
+    asked for a summary.
+    """
+    found: Counter[tuple[str, str]] = Counter()
+    makers: dict[int, set[str]] = {}
+    ahead: list[str] = []  # who has asked for a summary that no request has used yet
+    for each in outcomes:
+        own = makers.setdefault(each.round, set())
+        if each.status == "reused" and each.replica not in own:
+            found.update((maker, each.replica) for maker in own)
+        if each.status != "applied":
+            ahead += [each.replica] * each.summaries
+            continue
+        is_foreign = not each.summaries and ahead and each.replica not in ahead
+        own.add(ahead[-1] if is_foreign else each.replica)
+        found.update([(ahead[-1], each.replica)] if is_foreign else [])
+        ahead = []
+    return found
 
 
 def play_alternating(report: Report, provider: Provider, kind: str, *, is_ahead: bool = False) -> None:
@@ -330,7 +350,7 @@ def _play_strategy(
         report.add(name, outcomes, faults)
         reused += count_directions(outcomes)
         requests += len(outcomes)
-        rounds += len({each.round for each in outcomes if each.status == "applied"})
+        rounds += max(each.round for each in outcomes)
         asked += len(summaries)
     said = []
     for maker, reader in (("old", "new"), ("new", "old")):
