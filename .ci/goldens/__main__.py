@@ -3,6 +3,8 @@
     python .ci/goldens check                             this version against the digests that are kept
     python .ci/goldens check --command /other/venv/bin/compaction-proxy
     python .ci/goldens compare --command A --against B   both versions in one go, with what differs
+    python .ci/goldens replicas --command OLD --against NEW
+                                                         both at the same time on one Redis server, and a rollback
     python .ci/goldens record                            keep the digests of this version
     python .ci/goldens write-stores NAME                 keep stores that this version has written
     python .ci/goldens read-stores NAME                  start this version on them: nothing is summarised again
@@ -10,9 +12,10 @@
 
 `--quick` runs a part (`record --quick` keeps its digests), `--only GROUP` one group and may be given again. Groups are
 stores, relay, failures, errors, compact, recall, overflow, settings, sessions, admin, background, spans, help, config,
-serve, cli, real, and each strategy for the conversations. The last line is "equal" and the exit code 0, or the
-differences are listed and the code is 1. Nothing here imports the product. Only the command, HTTP, files and
-processes are looked at, so the script runs unchanged on versions whose modules have other names.
+serve, cli, real, and each strategy for the conversations; those of `replicas` are alternating, rollback and stores.
+The last line is "equal" and the exit code 0, or the differences are listed and the code is 1. Nothing here imports
+the product. Only the command, HTTP, files and processes are looked at, so the script runs unchanged on versions whose
+modules have other names.
 
 The provider is a double whose answers, summaries too, follow from the request alone. Conversations are drawn by a
 printed seed. Requests go one after another to one process. Times, durations, dates, ports, folders and random ids
@@ -26,7 +29,8 @@ Left out, because it depends on the machine or on chance:
 - digits of a fraction after the ninth: a sum depends on the order of its parts;
 - estimates of tokens that rest on an old store: what was learned from answers is forgotten after a day;
 - what is sealed with a random nonce: compaction items (that they are opened again is recorded), sealed records;
-- several workers, several replicas at once, leases, TLS, Unix sockets, Redis sentinels and clusters;
+- several workers, leases, TLS, Unix sockets, Redis sentinels and clusters; several replicas at once are for
+  `replicas`;
 - `watch`, the live feed and reloads, `--probe` of `doctor`;
 - names of loggers and all of a traceback but its last line: they name modules.
 """
@@ -195,7 +199,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="goldens", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    actions = ("check", "record", "compare", "diff", "write-stores", "read-stores", "lane")
+    actions = ("check", "record", "compare", "replicas", "diff", "write-stores", "read-stores", "lane")
     parser.add_argument("action", choices=actions)
     parser.add_argument(
         "names", nargs="*", help="folders of diff and read-stores, name or folder of write-stores"
@@ -203,7 +207,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--command", default=os.environ.get("COMPACTION_PROXY"), help="the command to observe"
     )
-    parser.add_argument("--against", help="compare: the other command")
+    parser.add_argument("--against", help="compare, replicas: the other command, the newer one")
     parser.add_argument("--keep", type=Path, help="folder for everything that was recorded, outside of git")
     parser.add_argument("--quick", action="store_true", help="a part, in less than 90 s")
     parser.add_argument("--only", action="append", default=[], help="a group of cases; may be given again")
@@ -235,6 +239,28 @@ def use_stores(given: argparse.Namespace) -> int:
     lines = stores.find_waste(found.cases)
     print("\n".join(lines) or "all reused")
     return 1 if lines else 0
+
+
+def use_replicas(given: argparse.Namespace) -> int:
+    """Run two versions as replicas on one store; returns the exit code."""
+    from recording import Recording
+    from replicas import compare_replicas
+
+    if not given.against:
+        print("replicas: --against names the newer command")
+        return 2
+    print(f"old: {given.command}\nnew: {given.against}", flush=True)
+    kept = sorted(STORES.iterdir())
+    commands = {"old": given.command, "new": given.against}
+    made = compare_replicas(commands, kept, given.only, is_quick=given.quick)
+    if given.keep:
+        found = Recording()
+        for name, case in made.cases().items():
+            found.add(name, case)
+        given.keep.mkdir(parents=True, exist_ok=True)
+        found.write(given.keep)
+    print("\n".join(made.faults) or "all reused")
+    return 1 if made.faults else 0
 
 
 def use_digests(given: argparse.Namespace) -> int:
@@ -304,6 +330,8 @@ def main() -> int:
     if given.action == "lane":
         record_lane(given.keep, given.only, is_quick=given.quick, real=given.real)
         return 0
+    if given.action == "replicas":
+        return use_replicas(given)
     if given.action in {"compare", "diff"}:
         return use_recordings(given)
     return use_stores(given) if given.action.endswith("stores") else use_digests(given)

@@ -352,6 +352,12 @@ def write_summary(request: Received) -> tuple[int, str]:
     }
     if seed[0] % 80 in failures:
         return failures[seed[0] % 80]
+    return 200, write_sections(request)
+
+
+def write_sections(request: Received) -> str:
+    """Returns the sections that the request for a summary asks for, filled with sentences out of it."""
+    seed = hashlib.sha256(request.body).digest()
     texts = find_texts({key: value for key, value in request.read().items() if key != "tools"})
     prompt = next((each for each in texts if "summar" in each or "archivist" in each), "")
     prompt = next((each for each in texts if _HEADING.search(each) and "sections" in each), prompt)
@@ -366,7 +372,7 @@ def write_summary(request: Received) -> tuple[int, str]:
             at = int.from_bytes(seed[(2 * number + turn) % 28 :][:4], "big")
             lines += [f"- {sentences[at % len(sentences)]}"] if sentences else ["- unknown"]
         lines.append("")
-    return 200, "\n".join(lines)
+    return "\n".join(lines)
 
 
 def answer(request: Received) -> Reply:

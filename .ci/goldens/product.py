@@ -385,6 +385,7 @@ def run_product(
     upstream: str | None = None,
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    command: str = COMMAND,
 ) -> Iterator[Product]:
     """Start the product before a provider; one process, a fixed secret and an admin key.
 
@@ -394,6 +395,7 @@ def run_product(
         upstream: Base URL; None: the provider's.
         environ: More variables of the environment.
         folder: Home of the process; None: a new one.
+        command: The installed command.
     """
     sections: dict[str, Any] = {
         "server": {"secret": SECRET, "admin_key": ADMIN_KEY},
@@ -404,7 +406,8 @@ def run_product(
         sections[name] = {**sections.get(name, {}), **section}
     with tempfile.TemporaryDirectory(prefix="goldens-") as made:
         home = folder or Path(made)
-        with run_proxy(home, upstream or provider.origin + "/v1", sections, environ=environ) as proxy:
+        url = upstream or provider.origin + "/v1"
+        with run_proxy(home, url, sections, environ=environ, command=command) as proxy:
             product = Product(proxy, provider)
             try:
                 yield product

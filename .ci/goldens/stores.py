@@ -21,6 +21,7 @@ from golden_conversations import PATHS, WIRES, draw_conversation, write_request
 from product import LONG_STILL_S, Product, run_product
 
 from tests.redis_servers import RedisServer
+from tests.system.black_box import COMMAND
 
 SEAL = base64.b64encode(b"golden-key-of-thirty-two-bytes!!").decode()
 _ESTIMATE = re.compile(r"^x-compaction-(tokens-|until-trigger-)")
@@ -28,7 +29,8 @@ CONVERSATIONS = (9,)
 KINDS = ("sqlite-plain", "sqlite-sealed", "redis-plain", "redis-sealed")
 
 
-def _config(kind: str, url: str) -> dict[str, Any]:
+def make_config(kind: str, url: str) -> dict[str, Any]:
+    """Returns the configuration of a product with a store of that kind at that URL."""
     store: dict[str, Any] = {"url": url, "ttl": "36500d"}
     store |= {"encryption_keys": [SEAL]} if kind.endswith("sealed") else {}
     return {**COMPACTING, "store": store}
@@ -110,12 +112,12 @@ def write_stores(provider: Provider, folder: Path) -> None:
             place = Path(made)
             if kind.startswith("redis"):
                 with run_redis(place) as server:
-                    with run_product(provider, _config(kind, server.url)) as product:
+                    with run_product(provider, make_config(kind, server.url)) as product:
                         _fill(product)
                     data = json.dumps(_dump(server)).encode()
             else:
                 path = place / "state.db"
-                with run_product(provider, _config(kind, f"sqlite:///{path}")) as product:
+                with run_product(provider, make_config(kind, f"sqlite:///{path}")) as product:
                     _fill(product)
                 connection = sqlite3.connect(path)
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -132,7 +134,9 @@ def _fill(product: Product) -> None:
     product.stop()
 
 
-def read_stores(provider: Provider, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_stores(
+    provider: Provider, folder: Path, command: str = COMMAND
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields what the installed command makes of each store in the folder: its kind, and the parts of a case."""
     for packed in sorted(folder.glob("*.xz")):
         kind = packed.name.removesuffix(".xz")
@@ -141,12 +145,12 @@ def read_stores(provider: Provider, folder: Path) -> Iterator[tuple[str, dict[st
             place = Path(made)
             if kind.startswith("redis"):
                 with run_redis(place, json.loads(data)) as server:
-                    yield kind, _reuse(provider, _config(kind, server.url))
+                    yield kind, _reuse(provider, make_config(kind, server.url), command)
             else:
                 path = place / "state.db"
                 path.write_bytes(data)
                 path.chmod(0o600)
-                yield kind, _reuse(provider, _config(kind, f"sqlite:///{path}"))
+                yield kind, _reuse(provider, make_config(kind, f"sqlite:///{path}"), command)
 
 
 def find_waste(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -162,9 +166,9 @@ def find_waste(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _reuse(provider: Provider, config: dict[str, Any]) -> dict[str, Any]:
+def _reuse(provider: Provider, config: dict[str, Any], command: str) -> dict[str, Any]:
     before = len(provider.received)
-    with run_product(provider, config) as product:
+    with run_product(provider, config, command=command) as product:
         _play(product, last_only=True)
         product.settle(LONG_STILL_S)
         product.stop()

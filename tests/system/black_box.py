@@ -259,6 +259,7 @@ def run_proxy(
     *,
     environ: Mapping[str, str] | None = None,
     prepare: Callable[[], None] | None = None,
+    command: str = COMMAND,
 ) -> Iterator[Proxy]:
     """Start `serve` before an upstream and kill it at the end.
 
@@ -268,6 +269,7 @@ def run_proxy(
         config: Sections of the configuration file. Logs are JSON and the store is in memory unless told.
         environ: More environment variables.
         prepare: Called in the new process before the command, for resource limits.
+        command: The installed command; two versions can run at the same time.
     """
     sections: dict[str, Any] = {
         "store": {"url": "memory://"},
@@ -279,7 +281,7 @@ def run_proxy(
     log_path = folder / "stderr.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [COMMAND, "serve", "--config", str(path), "--port", "0", "--upstream", upstream],
+            [command, "serve", "--config", str(path), "--port", "0", "--upstream", upstream],
             cwd=folder,
             env={"HOME": str(folder), "PATH": os.environ["PATH"], **(environ or {})},
             stdout=subprocess.PIPE,
