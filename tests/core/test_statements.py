@@ -79,6 +79,26 @@ def test_chatter_and_questions_are_nothing_to_go_by(text: str) -> None:
     assert kinds(text) == [None]
 
 
+def test_a_fault_that_is_suspected_makes_no_rule_of_what_the_code_must_do() -> None:
+    message = (
+        "ok, i think the queue view doesn't adhere to the invariant that every line must not be wider than "
+        "the width. i think truncate is broken. investigate"
+    )
+    assert [each.kind for each in statements(message)] == [None, None, Kind.REQUEST]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I think the script isn't what we need, so never run it.",
+        "I think the tests don't cover that; you must never push.",
+        "I think you must not touch main.",
+    ],
+)
+def test_a_rule_beside_an_opinion_stays_a_rule(text: str) -> None:
+    assert [each.kind for each in statements(text)] == [Kind.RULE]
+
+
 @pytest.mark.parametrize(
     ("text", "kind"),
     [

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from compaction_proxy.core.ledger.actions import describe_actions, describe_briefly
+from compaction_proxy.core.ledger.actions import DONE, describe_actions, describe_briefly
 from compaction_proxy.core.ledger.active import Outdated, Spoken, Standing
 from compaction_proxy.core.ledger.cues import Kind
 from compaction_proxy.core.ledger.facts import Observed, Shown, observed, shown
@@ -401,7 +401,11 @@ def _list_progress(frontier: Frontier, gone: Collection[int]) -> Iterator[Progre
     yield from (Progress(each.kind, each.text, each.at) for each in reversed(left))
     actions = [each for each in frontier.actions if each[0] in gone and each[1].is_write]
     for line in islice(describe_actions(actions), MAX_ACTIONS):
-        yield Progress("tried" if line.has_failed else "done", line.text, line.at, line.short)
+        if line.has_failed:
+            yield Progress("tried", line.text, line.at, line.short)
+        else:
+            text, short = (each.removesuffix(f" → {DONE}") for each in (line.text, line.short))
+            yield Progress("done", text, line.at, short)
     if (step := frontier.find_last_step(gone)) is not None:
         yield Progress("last step", step.describe(), step.at, describe_briefly(step.action))
 
