@@ -68,6 +68,17 @@ def test_thoughts_leave_with_the_list_that_they_were_made_for(thinking: Any) -> 
     assert [each["role"] for each in made["messages"]][:2] == ["user", "assistant"]
 
 
+def test_a_list_of_nothing_but_thoughts_keeps_them() -> None:
+    made = rewritten(None, [answer(THOUGHT), answer(SEALED)], slice(0, 1))
+    assert kinds(made) == [["thinking"]]
+
+
+def test_a_refused_list_of_nothing_but_thoughts_is_not_sent_again() -> None:
+    fields = {"model": "claude-x", "messages": [answer(THOUGHT), answer(SEALED)], "max_tokens": 9}
+    refusal = b"messages.0.content.0: Invalid `signature` in `thinking` block"
+    assert MESSAGES.mended(json.dumps(fields).encode(), refusal) is None
+
+
 def test_thoughts_stay_where_the_provider_was_asked_to_drop_what_does_not_fit() -> None:
     thinking = {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}}
     made = rewritten(thinking, [OLD, answer(SAID), *LOOP], slice(2, None))

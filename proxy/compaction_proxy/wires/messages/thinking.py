@@ -39,9 +39,15 @@ def suited(raw: bytes, messages: Sequence[Message]) -> Suited:
 
 
 def without_thoughts(raw: bytes, messages: Sequence[Message]) -> Suited:
-    """The list without any thoughts; a model that is told how much to think does not think then."""
+    """The list without any thoughts; a model that is told how much to think does not think then.
+
+    A list of nothing but thoughts stays as it is: no provider takes an empty one.
+    """
+    kept = _thoughtless(messages)
+    if not kept:
+        return Suited(messages)
     told = _thinking(raw).get("type") == "enabled"
-    return Suited(_thoughtless(messages), {"thinking": _OFF} if told else {})
+    return Suited(kept, {"thinking": _OFF} if told else {})
 
 
 def _thinking(raw: bytes) -> Mapping[str, Any]:

@@ -106,7 +106,11 @@ def _mended(raw: bytes, refusal: bytes) -> bytes | None:
         return None
     try:
         body = read(raw, MESSAGES)
-        made = spliced(body, without_thoughts(raw, [message(each) for each in body.messages]))
+        records = [message(each) for each in body.messages]
+        mended = without_thoughts(raw, records)
+        if mended.messages is records:  # there is nothing but thoughts
+            return None
+        made = spliced(body, mended)
     except Unreadable:
         return None
     return made if len(made) < len(raw) else None
