@@ -101,6 +101,14 @@ def test_the_task_and_the_newest_message_keep_head_and_tail_or_nothing_fits() ->
     assert squeezed(messages, 3_700)[1] is False
 
 
+def test_a_small_newest_result_gives_up_to_half_where_all_else_must_stay() -> None:
+    messages = [Message("system", "rules", tokens=1_600), user(750), calling(50), answer(140)]
+
+    assert squeezed(messages, 2_500) == ((WHOLE, WHOLE, WHOLE, 100), True)
+    assert squeezed(messages, 2_470) == ((WHOLE, WHOLE, WHOLE, 70), True)
+    assert squeezed(messages, 2_469)[1] is False
+
+
 def test_what_may_not_be_touched_may_be_too_large() -> None:
     assert squeezed([SYSTEM, said(500), user(5_000)], 1_000) == ((WHOLE, GONE, WHOLE), False)
 

@@ -41,7 +41,9 @@ OUTPUT_MARGIN_SHARES = (0.04, 0.01)
 OUTPUT_MARGIN_TOKENS = 64
 # Where an overflow error names no limit, the request is made this much smaller than what was refused.
 BLIND_SHARE = 0.7
-# Where it says what it counted, little is estimated: what matters is cut to this share of the window.
+# Where it says what it counted, little is estimated: what matters is cut to this share of the window. After
+# the first refusal what matters is not cut at all where the estimate fits the window: one more refusal shows
+# whether the estimate was right, and costs less than the task.
 TOLD_SHARE = 0.985
 # Why a round that was made is not applied.
 LONGER = "longer"
@@ -360,7 +362,7 @@ def _told(view: View, estimate: int, overflow: Overflow, refusals: int | None) -
     if overflow.kind not in {"context", "context_output"}:
         return view
     used, told = overflow.used, int(TOLD_SHARE * view.budget.prompt_limit)
-    most, goal = max(view.most, told), told
+    most, goal = max(view.most, told), view.budget.prompt_limit if refusals == 1 else told
     estimate = estimate or view.counted(view.messages)
     if used is None and overflow.limit is not None and refusals is not None:
         used, most = overflow.limit + 1, int(overflow.limit * TIGHT_SHARE**refusals)

@@ -142,7 +142,8 @@ def _last_rungs(rung: _Rung, fixed: set[int], ours: AbstractSet[int], most: int)
 
     The rest of the last unit; the latest message and ours, the larger first; ours; the task; instructions of
     the project. What is theirs keeps head and tail: a mark alone would hide that it was ever there, so the
-    list does not fit then.
+    list does not fit then. Where all that may be cut is smaller than the floor, or little larger, the largest
+    of it keeps half: else a list that is hardly too large would not fit at all.
     """
     kept, last = rung.kept, len(rung.messages) - 1
     older = kept - {last} | fixed
@@ -151,6 +152,9 @@ def _last_rungs(rung: _Rung, fixed: set[int], ours: AbstractSet[int], most: int)
     away = ours - {last}
     instructions = {k for k in fixed if rung.messages[k].instruction is not None}
     least = max(CUT_FLOOR, min(CAP_FLOOR, rung.limit // LEAST_SHARE))
+    last_resort = replace(rung, kept=fixed, gone=rung.gone | away)
+    largest = max((rung.messages[k].tokens for k in last_resort.loose()), default=0)
+    half = max(CUT_FLOOR, min(least, largest // 2))
     ways = (
         (kept, nothing, least),
         (older - ours, nothing, CAP_FLOOR),
@@ -160,6 +164,7 @@ def _last_rungs(rung: _Rung, fixed: set[int], ours: AbstractSet[int], most: int)
         (fixed, nothing, least),
         (fixed, away, least),
         (fixed - instructions, away, least),
+        (fixed, away, half),
     )
     for whole, dropped, floor in ways:
         safe = replace(rung, kept=whole, gone=rung.gone | dropped, floor=floor)
