@@ -1,4 +1,4 @@
-"""A prompt that is refused as too long, with its count: what goes on in its place, and what of it stays whole."""
+"""A prompt that is refused as too long, with its count: what goes on in its place, and what stays whole."""
 
 import json
 from collections.abc import Callable, Iterator
