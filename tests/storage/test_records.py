@@ -12,7 +12,7 @@ from compaction_proxy.core.errors import StoreUnavailable
 from compaction_proxy.storage.envelope import pack
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import Item, Line, Records
-from compaction_proxy.storage.resilient import CALLS_AT_ONCE, DEADLINE_S
+from compaction_proxy.storage.resilient import CALLS_AT_ONCE, DEADLINE_S, TURN_LIMIT_S
 from compaction_proxy.storage.store import Entry, Lease, Record, Store
 
 DAY_S = 86400.0
@@ -300,6 +300,68 @@ async def test_a_hung_store_holds_a_few_calls_and_the_rest_fail_with_them() -> N
     assert found == [[None]] * 200
     assert len(scene.store.calls) == CALLS_AT_ONCE
     assert clock() - started_s == pytest.approx(DEADLINE_S)
+
+
+@pytest.mark.virtual_time
+async def test_a_burst_of_calls_waits_for_its_turns_though_that_takes_longer_than_a_deadline() -> None:
+    scene = Scene()
+    await scene.another().save("k", {"n": 1}, ttl_s=DAY_S)
+    inner = scene.store.read
+
+    async def read(keys: Sequence[str]) -> list[bytes | None]:
+        await asyncio.sleep(0.02)
+        return await inner(keys)
+
+    scene.store.read = read  # type: ignore[method-assign]
+    clock = asyncio.get_running_loop().time
+    started_s = clock()
+
+    found = await asyncio.gather(*(scene.records.find(["k"], fresh=True) for _ in range(200)))
+
+    assert (found, scene.told, scene.records.in_use) == ([[{"n": 1}]] * 200, [], True)
+    assert clock() - started_s > DEADLINE_S  # or nothing was tried
+
+
+@pytest.mark.virtual_time
+async def test_a_store_too_slow_for_a_burst_is_left_alone_after_a_bounded_wait() -> None:
+    scene = Scene()
+
+    async def read(keys: Sequence[str]) -> list[bytes | None]:
+        await asyncio.sleep(0.8 * DEADLINE_S)
+        return [None] * len(keys)
+
+    scene.store.read = read  # type: ignore[method-assign]
+    clock = asyncio.get_running_loop().time
+    started_s = clock()
+
+    await asyncio.gather(*(scene.records.find(["k"]) for _ in range(10_000)))
+
+    assert clock() - started_s == pytest.approx(TURN_LIMIT_S)
+    assert not scene.records.in_use
+    await scene.records.close()
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("patience_s", [0.0, 0.01, 0.05], ids=["at once", "soon", "with its turn"])
+async def test_clients_that_leave_while_their_calls_wait_take_no_turns_with_them(patience_s: float) -> None:
+    scene = Scene()
+
+    async def read(keys: Sequence[str]) -> list[bytes | None]:
+        await asyncio.sleep(0.05)
+        return [None] * len(keys)
+
+    scene.store.read = read  # type: ignore[method-assign]
+    asking = [asyncio.create_task(scene.records.find(["k"])) for _ in range(10 * CALLS_AT_ONCE)]
+    await asyncio.sleep(patience_s)
+    for each in asking:
+        each.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    clock = asyncio.get_running_loop().time
+    started_s = clock()
+    await asyncio.gather(*(scene.records.find(["k"]) for _ in range(CALLS_AT_ONCE)))
+
+    assert clock() - started_s == pytest.approx(0.05)  # all had a turn at once
+    assert scene.told == []
 
 
 async def recovered(records: Records) -> None:

@@ -7,7 +7,7 @@ second of its return.
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from typing import Any, Generic, TypeVar
 
@@ -76,7 +76,7 @@ PARTS = 25
 _T = TypeVar("_T")
 
 
-async def within(limit_s: float, call: Coroutine[Any, Any, _T]) -> _T:
+async def within(limit_s: float, call: Coroutine[Any, Any, _T] | asyncio.Future[_T]) -> _T:
     """What `call` returns or raises, or TimeoutError.
 
     Unlike under `asyncio.timeout`, an answer that came while the event loop itself was busy is taken, however
@@ -100,6 +100,8 @@ PROBE_EVERY_S = 0.5
 PROBE_LIMIT_S = 1.0
 """More than a call's deadline: a probe may have to find its way first, past sentinels that are away."""
 CALLS_AT_ONCE = 8
+TURN_LIMIT_S = 2.0
+"""The longest that a call waits for its turn behind other calls of this process, while the store answers."""
 
 RESTING = "store-resting"
 """The reason while the store is left alone."""
@@ -108,13 +110,64 @@ RESTING = "store-resting"
 _ANSWERED = frozenset({"store-full", "store-readonly", "store-too-large"})
 
 
+class CallSlots:
+    """Slots for calls that are under way at once. Further calls wait in the order in which they came.
+
+    For use on one event loop.
+
+    Args:
+        count: How many calls may be under way.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._queue: deque[asyncio.Future[bool]] = deque()
+
+    async def take(self, limit_s: float) -> bool:
+        """Wait for a slot. Returns whether there is one; False after `refuse_waiting`.
+
+        Raises:
+            TimeoutError: There was none within `limit_s` seconds.
+        """
+        if self._free:
+            self._free -= 1
+            return True
+        place = asyncio.get_running_loop().create_future()
+        self._queue.append(place)
+        try:
+            return await within(limit_s, place)
+        except asyncio.CancelledError:
+            if not place.cancelled() and place.result():  # the slot came in the same turn of the loop
+                self.give_back()
+            raise
+
+    def give_back(self) -> None:
+        """Pass a slot on to the call that has waited longest."""
+        while self._queue:
+            place = self._queue.popleft()
+            if not place.done():
+                place.set_result(True)
+                return
+        self._free += 1
+
+    def refuse_waiting(self) -> None:
+        """Let no call that waits now have a slot."""
+        while self._queue:
+            place = self._queue.popleft()
+            if not place.done():
+                place.set_result(False)
+
+
 class Reach:
     """Calls of a store, of which only a few are under way at once.
+
+    The deadline of a call begins with its turn. How long a call waits behind others of this process says
+    how busy the process is, and nothing of the store.
 
     Args:
         store: What is called.
         clock: Monotonic seconds.
-        deadline_s: The longest that one call is waited for.
+        deadline_s: The longest that the store is waited for in one call.
         probe_every_s: Seconds between two probes of a store that is left alone.
     """
 
@@ -130,7 +183,7 @@ class Reach:
         self._deadline_s = deadline_s
         self._probe_every_s = probe_every_s
         self._breaker = Breaker(clock)
-        self._slots = asyncio.Semaphore(CALLS_AT_ONCE)
+        self._slots = CallSlots(CALLS_AT_ONCE)
         self._probe: asyncio.Task[None] | None = None
         self._reachable = True
 
@@ -154,7 +207,7 @@ class Reach:
             self._keep_probing()
             raise StoreUnavailable(RESTING)
         try:
-            answer = await within(limit_s or self._deadline_s, self._in_turn(call))
+            answer = await within(limit_s or self._deadline_s, await self._begin(call))
         except TimeoutError as error:
             self._failed(timed_out=True)
             raise StoreUnavailable("store-timeout") from error
@@ -175,11 +228,21 @@ class Reach:
             self._probe.cancel()
             await asyncio.wait((self._probe,))
 
-    async def _in_turn(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        async with self._slots:
-            if not self._breaker.closed:  # the store broke while this call waited for its turn
-                raise StoreUnavailable(RESTING)
-            return await call()
+    async def _begin(self, call: Callable[[], Awaitable[_T]]) -> asyncio.Task[_T]:
+        """Begin a call when its turn comes. The slot is free again once the call itself has ended.
+
+        Raises:
+            StoreUnavailable: The store broke while this call waited for its turn.
+            TimeoutError: The turn did not come.
+        """
+        has_slot = await self._slots.take(TURN_LIMIT_S)
+        if not self._breaker.closed:
+            if has_slot:
+                self._slots.give_back()
+            raise StoreUnavailable(RESTING)
+        task = asyncio.ensure_future(call())
+        task.add_done_callback(lambda _: self._slots.give_back())
+        return task
 
     def _succeeded(self) -> None:
         self._breaker.succeeded()
@@ -188,6 +251,8 @@ class Reach:
     def _failed(self, *, timed_out: bool = False) -> None:
         self._breaker.failed(timed_out=timed_out)
         self._reachable = False
+        if not self._breaker.closed:
+            self._slots.refuse_waiting()
         self._keep_probing()
 
     def _keep_probing(self) -> None:
