@@ -33,6 +33,7 @@ from compaction_proxy.core.errors import StoreUnavailable
 from compaction_proxy.storage.redis.url import RedisUrl
 
 CONNECT_TIMEOUT_S = 0.25
+"""For servers of which another is tried next: sentinels, and the nodes of a cluster."""
 ANSWER_TIMEOUT_S = 1.0
 """More than a caller waits, who is fair to an event loop that is busy; redis-py is not."""
 HEALTH_CHECK_EVERY_S = 15
@@ -154,6 +155,8 @@ def _standalone(url: RedisUrl) -> Connections:
     else:
         ((host, port),) = url.nodes
         where, arguments = {"host": host, "port": port}, _arguments(url)
+    # There is no other server to try. So the caller decides here, too, who is fair to a busy event loop.
+    arguments["socket_connect_timeout"] = ANSWER_TIMEOUT_S
     client = Redis(**where, db=url.database, **arguments)
     return Connections(client, _nothing_to_find, _idle_dropped(client), client.aclose)
 
