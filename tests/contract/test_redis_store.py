@@ -3,7 +3,6 @@
 import asyncio
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,11 +22,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from compaction_proxy.core.errors import StoreUnavailable
 from compaction_proxy.storage.factory import SECRET_KEY, shared_secret
 from compaction_proxy.storage.keys import conversation_key, tenant_key
-from compaction_proxy.storage.records import Records
-from compaction_proxy.storage.redis.client import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, unavailable
+from compaction_proxy.storage.redis.client import ANSWER_TIMEOUT_S, unavailable
 from compaction_proxy.storage.redis.store import MAX_VALUE_BYTES, RedisStore
 from compaction_proxy.storage.redis.url import parse
-from compaction_proxy.storage.resilient import DEADLINE_S
 from compaction_proxy.storage.store import Entry, Record
 from tests.contract.conftest import RedisBench
 from tests.redis_servers import RedisServer
@@ -71,25 +68,6 @@ async def test_what_was_answered_while_the_process_was_stopped_is_no_timeout(red
     time.sleep(ANSWER_TIMEOUT_S + 0.5)  # noqa: ASYNC251 - the event loop is to stand still
 
     assert await asyncio.gather(*asking) == [[b"v"]] * 4
-
-
-async def test_a_connection_that_was_made_while_the_event_loop_was_busy_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connect = asyncio.open_connection
-
-    async def connect_on_busy_loop(*where: Any, **options: Any) -> Any:
-        time.sleep(DEADLINE_S + CONNECT_TIMEOUT_S)  # noqa: ASYNC251 - the event loop is to stand still
-        return await connect(*where, **options)
-
-    monkeypatch.setattr(asyncio, "open_connection", connect_on_busy_loop)
-    with RedisServer(tmp_path) as server:
-        store = RedisStore(parse(server.url))
-        told: list[str] = []
-        records = Records(store, lambda error: told.append(error.reason))
-        assert await records.find([scoped(1)]) == [None]
-        assert told == []
-        await records.close()
 
 
 async def test_replicas_agree_on_the_first_secret_and_put_it_back(redis_bench: RedisBench) -> None:
