@@ -272,7 +272,6 @@ def record_relay(run: Run) -> None:
         product.ask("websocket", "GET", "/v1/responses", [*upgrade, *KEY])
         product.drop_connection()
         raw = {
-            "no version": b"GET /\r\n\r\n",
             "no request": b"hello\r\n\r\n",
             "no host": b"GET /livez HTTP/1.1\r\nconnection: close\r\n\r\n",
             "http 1.0": b"GET /v1/models HTTP/1.0\r\n\r\n",
