@@ -25,7 +25,8 @@ FAILOVER_LIMIT_S = 60.0
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The contract says what a store does, not how soon: a busy machine takes its time for 64 connections."""
-    monkeypatch.setattr(redis_client, "CONNECT_TIMEOUT_S", 30.0)
+    for name in ("CONNECT_TIMEOUT_S", "ANSWER_TIMEOUT_S"):  # the second is for connecting, too
+        monkeypatch.setattr(redis_client, name, 30.0)
 
 
 class Bench(Protocol):

@@ -22,6 +22,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from compaction_proxy.core.errors import StoreUnavailable
 from compaction_proxy.storage.factory import SECRET_KEY, shared_secret
 from compaction_proxy.storage.keys import conversation_key, tenant_key
+from compaction_proxy.storage.redis import client as redis_client
 from compaction_proxy.storage.redis.client import ANSWER_TIMEOUT_S, unavailable
 from compaction_proxy.storage.redis.store import MAX_VALUE_BYTES, RedisStore
 from compaction_proxy.storage.redis.url import parse
@@ -55,7 +56,10 @@ async def test_every_key_has_a_time_to_live_but_the_secret(redis_bench: RedisBen
     assert len(redis_bench.held()) == 9
 
 
-async def test_what_was_answered_while_the_process_was_stopped_is_no_timeout(redis_bench: RedisBench) -> None:
+async def test_what_was_answered_while_the_process_was_stopped_is_no_timeout(
+    redis_bench: RedisBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_client, "ANSWER_TIMEOUT_S", ANSWER_TIMEOUT_S)  # the fixture raised it
     store = redis_bench.open()
     await store.write([Record(scoped(1), b"v", DAY_S)])
     await asyncio.gather(*(store.read([scoped(1)]) for _ in range(4)))  # as many connections
