@@ -186,6 +186,7 @@ async def staged(server: RedisServer) -> AsyncIterator[Stage]:
                 "upstream": {"base_url": f"{behind.url}/v1"},
                 "store": {"url": server.url},
                 "summary": {"model": "summary", "timeout_s": TIMEOUT_S},
+                "compaction": {"strategies": {"anchored": {"max_block_s": TIMEOUT_S}}},  # as for the others
                 "models": {
                     "m": {"window": 128_000},
                     "slow": {"window": 128_000, "summary": {"timeout_s": SLOW_TIMEOUT_S}},
