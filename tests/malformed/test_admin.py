@@ -11,6 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.malformed.conftest import PATIENCE_S
+
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 
 # Hosts, origins and credentials that are none.
@@ -66,12 +68,14 @@ def _asked(case: Any, conversation: str | None) -> tuple[str, str, bytes | None,
     return case.method.upper(), target, body, {"content-type": "application/json"}
 
 
+@pytest.mark.timeout(600)  # with --runslow
 def test_nothing_that_the_description_allows_or_forbids_is_a_fault_of_ours(
-    proxy: Any, pytestconfig: pytest.Config
+    proxy: Any, pytestconfig: pytest.Config, request: pytest.FixtureRequest
 ) -> None:
     n = 5_000 if pytestconfig.getoption("--runslow") else 500
     conversation = _conversation(proxy)
-    client = HTTPConnection("127.0.0.1", proxy.port, timeout=5)
+    client = HTTPConnection("127.0.0.1", proxy.port, timeout=PATIENCE_S)
+    request.addfinalizer(client.close)
     client.request("GET", "/admin/v1/openapi.json")
     described = schemathesis.openapi.from_dict(json.loads(client.getresponse().read()))
     operations = [found.ok() for found in described.get_all_operations()]
@@ -98,7 +102,6 @@ def test_nothing_that_the_description_allows_or_forbids_is_a_fault_of_ours(
             assert answer.status < 500, (answer.status, case)
 
         tried()
-    client.close()
     assert len(operations) >= 10
     assert sum(statuses.values()) >= n * 9 // 10, statuses
     assert {200, 404, 422} <= statuses.keys(), statuses
