@@ -18,7 +18,7 @@ from tests.fault_tcp import Faults, FaultTcp
 from tests.redis_servers import RedisServer
 from tests.system.black_box import Provider, Proxy, Received, Reply, chat_reply, run_proxy
 
-CLIENTS = 200
+CLIENTS = 60
 ROUND_TRIP_S = 0.02
 TRIGGER_TOKENS = 3_000
 SUMMARY_MODEL = "summary-model"
@@ -103,6 +103,5 @@ def test_a_burst_of_first_requests_makes_one_summary_over_a_store_in_another_zon
         statuses = send_at_once(replicas)
 
         failures = [line["reason"] for each in replicas for line in each.log_lines("store.failed")]
-    assert answer.summaries == 1
-    assert failures == []
+    assert (answer.summaries, failures) == (1, [])
     assert set(statuses) <= {"applied", "reused"}
