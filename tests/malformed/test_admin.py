@@ -68,7 +68,7 @@ def _asked(case: Any, conversation: str | None) -> tuple[str, str, bytes | None,
     return case.method.upper(), target, body, {"content-type": "application/json"}
 
 
-@pytest.mark.timeout(600)  # with --runslow
+@pytest.mark.timeout(1_200)  # with --runslow
 def test_nothing_that_the_description_allows_or_forbids_is_a_fault_of_ours(
     proxy: Any, pytestconfig: pytest.Config, request: pytest.FixtureRequest
 ) -> None:
