@@ -6,6 +6,7 @@ Any exception but those that are said to be raised ends it with a traceback and 
 # ruff: noqa: E501 - one case a line
 
 import json
+import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -38,6 +39,8 @@ with atheris.instrument_imports(
 
 READER = Reader(bytes(32), CHAT, max_beginnings=16)
 SAID = b'{"role":"user","content":"h"}'
+# What the process may allocate from the start to the end; it needs less than 100 MiB.
+MOST_DATA_BYTES = 512 * 1024 * 1024
 
 
 class Listener:
@@ -137,5 +140,6 @@ def corpus(folder: Path) -> None:
 
 if __name__ == "__main__":
     corpus(Path(sys.argv[-1]))
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_DATA_BYTES, MOST_DATA_BYTES))
     atheris.Setup(sys.argv, one)
     atheris.Fuzz()
