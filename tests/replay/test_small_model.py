@@ -85,8 +85,10 @@ def sections(url: str) -> dict[str, Any]:
 
 
 def outcomes(logs: list[Any]) -> Counter[str]:
-    """How often each model wrote a round, and why others were not written."""
-    done = Counter(str(each["model"]) for each in logs if each["event"] == "compaction.finished")
+    """How often each model wrote a round, `masks` where results were masked and nobody wrote, and why others
+    were not written.
+    """
+    done = Counter(str(each.get("model", "masks")) for each in logs if each["event"] == "compaction.finished")
     return done + Counter(str(each["reason"]) for each in logs if each["event"] == "compaction.failed")
 
 
