@@ -68,6 +68,9 @@ _ANSWERS = (
     "For now I suggest that we leave it as it is and turn to whatever comes next on our list.",
 )
 ANSWER_SENTENCES = 6
+# How long a summary call may take. One that gets an answer is cut short only where the machine stands still.
+WAIT_S = 10.0
+SHORT_WAIT_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +95,14 @@ class Round:
 
 
 class Provider:
-    """Answers every request, remembers the last, and summarises in the way it is told to."""
+    """Answers every request, remembers the last, and summarises in the way it is told to.
+
+    A summary that a strategy asks for in sections has their headings: a summary without them is not used.
+    """
 
     def __init__(self) -> None:
         self.mode = "extractive"
+        self.headings: list[str] = []
         self.last: bytes = b""
         self.calls = 0
 
@@ -114,13 +121,20 @@ class Provider:
             self.calls += 1
             if self.mode == "hanging":
                 await asyncio.sleep(3600)
-            status, text = (500, "") if self.mode == "failing" else (200, _summary(self.mode, body))
+            status, text = (500, "") if self.mode == "failing" else (200, self._summary(body))
         else:
             self.last = raw
         answer = _answer(text, len(raw)) if status == 200 else b'{"error":{"message":"broken"}}'
         head = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(answer))]
         await send({"type": "http.response.start", "status": status, "headers": head})
         await send({"type": "http.response.body", "body": answer})
+
+    def _summary(self, body: JsonObject) -> str:
+        text = _summary(self.mode, body)
+        if not (self.headings and text):
+            return text
+        first, *others = self.headings
+        return "\n\n".join([f"{first}\n{text}", *(f"{each}\nNone" for each in others)])
 
 
 def _is_summary(body: JsonObject) -> bool:
@@ -170,8 +184,11 @@ def _chatter(count: int, seed: int) -> Iterator[JsonObject]:
 
 
 @asynccontextmanager
-async def proxied(provider: Provider, strategy: str) -> AsyncIterator[httpx.AsyncClient]:
+async def proxied(provider: Provider, strategy: str, mode: str) -> AsyncIterator[httpx.AsyncClient]:
     """The proxy over the provider, each on a socket of its own."""
+    wait_s = SHORT_WAIT_S if mode in {"failing", "hanging"} else WAIT_S
+    shape = STRATEGIES[strategy].summary
+    provider.headings = [each.heading for each in shape.sections] if shape else []
     async with served(provider) as upstream:
         config = Config.model_validate(
             {
@@ -180,10 +197,10 @@ async def proxied(provider: Provider, strategy: str) -> AsyncIterator[httpx.Asyn
                 "compaction": {
                     "strategy": strategy,
                     "trigger": [{"tokens": TRIGGER_TOKENS}],
-                    "max_block_s": 0.5,
+                    "max_block_s": wait_s,
                     "target_tokens": TRIGGER_TOKENS // 2 if strategy == "split" else None,
                 },
-                "summary": {"model": SUMMARY_MODEL, "timeout_s": 0.5},
+                "summary": {"model": SUMMARY_MODEL, "timeout_s": wait_s},
             }
         )
         async with served(create_app(config)) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
@@ -262,7 +279,7 @@ async def measured(strategies: Sequence[str], modes: Sequence[str], seeds: int) 
     for strategy in strategies:
         for mode in modes:
             provider = Provider()
-            async with proxied(provider, strategy) as client:
+            async with proxied(provider, strategy, mode) as client:
                 for corpus in CORPORA:
                     before = provider.calls
                     sessions = [
