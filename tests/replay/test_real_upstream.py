@@ -24,6 +24,9 @@ TURNS = 14
 # What is removed may cost more a token than what is left: that is learned round by round.
 USUAL_ERROR = 0.05
 WORST_ERROR = 0.10
+# How far the estimate of a request may be that a new round went into, where a model without sense wrote the
+# summary: no count of its text is known yet. A bound of the proxy's lets what is new be wrong by as much.
+NEW_TEXT_ERROR = 0.15
 MOST_REQUESTS = 100
 
 PATHS = {"chat": "chat/completions", "responses": "responses", "messages": "messages"}
@@ -164,4 +167,5 @@ async def test_work_with_tools_goes_on_past_the_window(
         int(each["x-compaction-tokens-after"]) / size - 1
         for each, size in zip(late, counted[len(told) // 2 :], strict=True)
     ]
-    assert max(map(abs, errors)) <= WORST_ERROR, errors
+    limits = [NEW_TEXT_ERROR if each["x-compaction-status"] == "applied" else WORST_ERROR for each in late]
+    assert all(abs(error) <= limit for error, limit in zip(errors, limits, strict=True)), errors
