@@ -72,10 +72,12 @@ class Outcome:
         """All that should not have been."""
         grown = grown_bytes(self.samples)
         left = {
-            "descriptors": self.after.files - self.idle.files,
+            "descriptors": len(self.after.open_files) - len(self.idle.open_files),
             "tasks": self.after.tasks - self.idle.tasks,
         }
         found = [f"{more} {name} more than before the load" for name, more in left.items() if more > 0]
+        if left["descriptors"] > 0:
+            found += [f"open after the load: {name}" for name in sorted(self.after.open_files)]
         if grown:
             found.append(f"memory grew by {grown / MB:.1f} MiB")
         return [*self.wrong, *found]
@@ -102,7 +104,9 @@ async def settled(replica: Replica, idle: Held) -> Held:
     """What a replica holds once that is no more than before, or has had the time to get there."""
     deadline_s = time.monotonic() + SETTLED_S
     held = await replica.held()
-    while (held.files > idle.files or held.tasks > idle.tasks) and time.monotonic() < deadline_s:
+    while (
+        len(held.open_files) > len(idle.open_files) or held.tasks > idle.tasks
+    ) and time.monotonic() < deadline_s:
         await asyncio.sleep(0.2)
         held = await replica.held()
     return held
@@ -166,7 +170,7 @@ def report(outcome: Outcome) -> Iterable[str]:
     shown = ", ".join(f"{each / MB:.1f}" for each in memory)
     yield "Held by the replica that stays"
     yield f"- memory before, in each tenth, and after, MiB: {shown}"
-    yield f"- descriptors before and after: {outcome.idle.files}, {outcome.after.files}"
+    yield f"- descriptors before and after: {len(outcome.idle.open_files)}, {len(outcome.after.open_files)}"
     yield f"- tasks before and after: {outcome.idle.tasks}, {outcome.after.tasks}"
     found = outcome.violations()
     yield f"\n{len(found)} violations"

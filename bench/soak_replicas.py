@@ -49,14 +49,22 @@ signal.signal(signal.SIGUSR1, counted)
 """
 
 
-def open_files(pid: int, store: int) -> int:
-    """Descriptors that a process has open, but for connections to the store: a bounded pool keeps those."""
+def list_open_files(pid: int, store: int, store_sockets: set[str]) -> list[str]:
+    """Lists the descriptors that a process has open, except connections to the store, which a pool bounds.
+
+    The kernel names no peer of a connection that was reset. A pool notices that only at the next use, so the
+    sockets that have once been seen as connections to the store are added to `store_sockets` and remembered.
+    A connection is listed with its two ports.
+    """
     rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
-    pooled = {f"socket:[{row[9]}]" for row in rows if int(row[2].partition(":")[2], 16) == store}
-    found = 0
+    ports = {f"socket:[{row[9]}]": [int(end.partition(":")[2], 16) for end in row[1:3]] for row in rows}
+    store_sockets |= {name for name, (_, remote) in ports.items() if remote == store}
+    found = []
     for each in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):  # closed meanwhile
-            found += str(each.readlink()) not in pooled
+            name = str(each.readlink())
+            if name not in store_sockets:
+                found.append(f"{name} {ports[name]}" if name in ports else name)
     return found
 
 
@@ -67,13 +75,13 @@ class Held:
     Attributes:
         at_s: When, by the loop's clock.
         rss_bytes: Memory.
-        files: Open descriptors, without the pool of connections to the store.
+        open_files: Open descriptors, without the pool of connections to the store.
         tasks: Of its event loop.
     """
 
     at_s: float
     rss_bytes: int
-    files: int
+    open_files: tuple[str, ...]
     tasks: int
 
 
@@ -87,6 +95,7 @@ class Replica:
         folder: Where it works.
         log: What it says.
         store: Port of its store.
+        store_sockets: The sockets that were seen connected to the store.
     """
 
     process: asyncio.subprocess.Process
@@ -94,6 +103,7 @@ class Replica:
     folder: Path
     log: Path
     store: int
+    store_sockets: set[str] = field(default_factory=set)
 
     async def held(self) -> Held:
         """What it holds now."""
@@ -103,7 +113,7 @@ class Replica:
         async with asyncio.timeout(SAMPLED_S):
             while not said.exists():  # noqa: ASYNC110 - another process makes it
                 await asyncio.sleep(0.01)
-        files = open_files(self.process.pid, self.store)
+        files = tuple(list_open_files(self.process.pid, self.store, self.store_sockets))
         program = Program(self.process.pid, self.address)
         now_s = asyncio.get_running_loop().time()
         return Held(now_s, program.rss_bytes(), files, int(said.read_text()))
