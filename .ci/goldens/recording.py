@@ -85,6 +85,7 @@ class Normalizer:
             name: The field that it stands in. A number of a field that holds a time becomes its type.
         """
         if isinstance(value, dict):
+            value = _drop_descriptions(value) if "openapi" in value else value
             return {self.clean_text(str(key)): self.clean(each, str(key)) for key, each in value.items()}
         if isinstance(value, list | tuple):
             return [self.clean(each, name) for each in value]
@@ -115,6 +116,17 @@ class Normalizer:
         except UnicodeDecodeError:
             return f"<{len(body)} bytes, sha256 {hashlib.sha256(body).hexdigest()[:40]}>"
         return self.clean_text(text)
+
+
+def _drop_descriptions(value: Any) -> Any:
+    """Returns an OpenAPI document without its descriptions: they are prose, and no client depends on them."""
+    if isinstance(value, dict):
+        return {
+            name: _drop_descriptions(each)
+            for name, each in value.items()
+            if not (name in {"description", "summary"} and isinstance(each, str))
+        }
+    return [_drop_descriptions(each) for each in value] if isinstance(value, list) else value
 
 
 def _round_fraction(value: float) -> float:
